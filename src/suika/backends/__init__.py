@@ -1,0 +1,1 @@
+"""Where node agents come from: local processes, Slurm, Ray."""

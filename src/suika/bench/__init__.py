@@ -1,0 +1,1 @@
+"""The benchmarks behind every number in docs/numbers.md."""

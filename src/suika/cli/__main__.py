@@ -1,0 +1,3 @@
+from suika.cli.app import main
+
+main()

@@ -1,0 +1,214 @@
+"""The topology tree: device < NVLink domain < node < rack < pod, built once, read-only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from suika.core.errors import SpecError, require
+
+LEVELS = ("domain", "node", "rack", "pod")  # narrowest first; "pod" stands for anything wider too
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+class Device(NamedTuple):
+    """One accelerator; written `node/index`."""
+
+    node: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+
+    def __str__(self) -> str:
+        return f"{self.node}/{self.index}"
+
+    @staticmethod
+    def parse(text: str) -> Device:
+        node, slash, index = text.rpartition("/")
+        require(bool(slash) and index.isdecimal(), "device", text, "must be node/index")
+        return Device(node, int(index))
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one device gets through a level of the tree, per direction."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        require(self.bandwidth_bytes_per_s > 0, "link.bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, "must be > 0")
+        require(self.latency_s >= 0, "link.latency_s", self.latency_s, "must be >= 0")
+
+
+@dataclass(frozen=True)
+class Node:
+    """Devices of one type in one machine; `domain_size` of them share an NVLink domain (0: all)."""
+
+    name: str
+    num_devices: int
+    device_type: str
+    domain_size: int = 0
+    rack: str = ""
+    pod: str = ""
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.name, str) and bool(_NAME.fullmatch(self.name))
+        require(ok, "node.name", self.name, "must be 1-63 letters, digits, '.', '_' or '-'")
+        require(0 < self.num_devices <= 1024, "node.num_devices", self.num_devices, "must be between 1 and 1024")
+        if not self.domain_size:
+            object.__setattr__(self, "domain_size", self.num_devices)
+        require(self.domain_size > 0, "node.domain_size", self.domain_size, "must be > 0")
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(Device(self.name, i) for i in range(self.num_devices))
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A set of devices that share a level of the tree, e.g. one NVLink domain or one rack."""
+
+    level: str
+    name: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All nodes, in depth-first order of the tree; `links` override the device catalog's per level."""
+
+    nodes: tuple[Node, ...]
+    links: Mapping[str, Link] = field(default_factory=dict, hash=False)
+    name: str = "cluster"
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        require(not twice, "cluster.nodes", twice, "node names must be unique")
+        for level in self.links:
+            require(level in LEVELS, "cluster.links", level, f"unknown level; known: {', '.join(LEVELS)}")
+        # Depth-first walk of the tree: pods and racks keep the order in which they first appear.
+        pods: dict[str, int] = {}
+        racks: dict[tuple[str, str], int] = {}
+        for node in self.nodes:
+            pods.setdefault(node.pod, len(pods))
+            racks.setdefault((node.pod, node.rack), len(racks))
+        walked = sorted(self.nodes, key=lambda n: (pods[n.pod], racks[n.pod, n.rack]))
+        object.__setattr__(self, "nodes", tuple(walked))
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Every device, in walk order: neighbours in this list are neighbours in the tree."""
+        return tuple(device for node in self.nodes for device in node.devices)
+
+    @cached_property
+    def position(self) -> Mapping[Device, int]:
+        """Index of each device in `devices`."""
+        return {device: i for i, device in enumerate(self.devices)}
+
+    @cached_property
+    def node_of(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @property
+    def num_devices(self) -> int:
+        return sum(node.num_devices for node in self.nodes)
+
+    def domains(self) -> tuple[Domain, ...]:
+        """The NVLink domains, in walk order."""
+        found = []
+        for node in self.nodes:
+            for start in range(0, node.num_devices, node.domain_size):
+                part = node.devices[start : start + node.domain_size]
+                found.append(Domain("domain", f"{node.name}/{start // node.domain_size}", part))
+        return tuple(found)
+
+    def level(self, a: Device, b: Device) -> str:
+        """The narrowest level of the tree that holds both devices."""
+        one, two = self.node_of[a.node], self.node_of[b.node]
+        if a.node == b.node:
+            return "domain" if a.index // one.domain_size == b.index // one.domain_size else "node"
+        return "rack" if (one.pod, one.rack) == (two.pod, two.rack) else "pod"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "nodes": [
+                {
+                    "name": n.name,
+                    "devices": n.num_devices,
+                    "type": n.device_type,
+                    "domain_size": n.domain_size,
+                    "rack": n.rack,
+                    "pod": n.pod,
+                }
+                for n in self.nodes
+            ],
+            "links": {
+                level: {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.latency_s}
+                for level, link in self.links.items()
+            },
+        }
+
+
+_SHORT = re.compile(r"(\d+)x(\d+):([A-Za-z0-9._-]+)")
+
+
+def parse_cluster_shorthand(text: str) -> Cluster:
+    """`NODESxDEVICES:TYPE`, e.g. `8x8:A800`."""
+    match = _SHORT.fullmatch(text.strip())
+    if match is None:
+        raise SpecError("cluster", text, "not NODESxDEVICES:TYPE", "write e.g. 8x8:A800, or give a YAML file")
+    num_nodes, num_devices, device_type = int(match[1]), int(match[2]), match[3]
+    require(0 < num_nodes <= 100_000, "cluster", text, "needs between 1 and 100,000 nodes")
+    width = len(str(num_nodes - 1))
+    return Cluster(tuple(Node(f"n{i:0{width}}", num_devices, device_type) for i in range(num_nodes)), name=text)
+
+
+def cluster_from_dict(data: Any) -> Cluster:
+    """A cluster file, parsed: `{name?, nodes: [{name, devices, type, domain_size?, rack?, pod?}], links?}`.
+
+    A node entry may say `count: N` with a `name` that ends in a number-free prefix: N nodes `prefix0..`.
+    """
+    require(isinstance(data, dict), "cluster", data, "a cluster file must be a mapping with 'nodes'")
+    unknown = sorted(set(data) - {"name", "nodes", "links"})
+    require(not unknown, "cluster", unknown, "unknown keys", "known: name, nodes, links")
+    rows = data.get("nodes")
+    if not isinstance(rows, list) or not rows:
+        raise SpecError("cluster.nodes", rows, "must be a non-empty list")
+    nodes: list[Node] = []
+    for i, row in enumerate(rows):
+        where = f"cluster.nodes[{i}]"
+        require(isinstance(row, dict), where, row, "must be a mapping")
+        unknown = sorted(set(row) - {"name", "devices", "type", "domain_size", "rack", "pod", "count"})
+        require(
+            not unknown, where, unknown, "unknown keys", "known: name, devices, type, domain_size, rack, pod, count"
+        )
+        for key in ("name", "devices", "type"):
+            require(key in row, f"{where}.{key}", None, "is missing")
+        for key in ("devices", "domain_size", "count"):
+            value = row.get(key, 1)
+            ok = isinstance(value, int) and not isinstance(value, bool)
+            require(ok, f"{where}.{key}", value, "must be a whole number")
+        shared = {
+            "num_devices": row["devices"],
+            "device_type": str(row["type"]),
+            "domain_size": row.get("domain_size", 0),
+            "rack": str(row.get("rack", "")),
+            "pod": str(row.get("pod", "")),
+        }
+        count = row.get("count")
+        names = [row["name"]] if count is None else [f"{row['name']}{k}" for k in range(count)]
+        nodes.extend(Node(name=name, **shared) for name in names)
+    links = {}
+    for level, row in (data.get("links") or {}).items():
+        where = f"cluster.links.{level}"
+        ok = isinstance(row, dict) and set(row) <= {"bandwidth_bytes_per_s", "latency_s"}
+        require(ok, where, row, "must be {bandwidth_bytes_per_s, latency_s}")
+        try:
+            links[level] = Link(float(row["bandwidth_bytes_per_s"]), float(row.get("latency_s", 0.0)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(where, row, f"is not a link: {error}") from None
+    return Cluster(tuple(nodes), links, str(data.get("name", "cluster")))

@@ -1,0 +1,93 @@
+"""`ModelSpec`: the shape of a transformer, enough to build, price and move it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from suika.core.errors import SpecError, require
+
+Family = Literal["gpt", "llama"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only transformer.
+
+    `gpt`: LayerNorm with bias, learned positions, GELU MLP, biases everywhere.
+    `llama`: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases (`qkv_bias` for Qwen2).
+    `experts` > 0 replaces each layer's MLP by a mixture with `experts_per_token` routed and `shared_experts` always
+    active experts of `expert_ffn` columns each, from layer `first_dense_layers` on.
+    """
+
+    name: str
+    family: Family
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    vocab: int
+    kv_heads: int = 0  # 0 = heads (multi-head attention)
+    head_dim: int = 0  # 0 = hidden / heads
+    max_positions: int = 0  # gpt: rows of the position table; 0 = the job's sequence length
+    tied: bool = False
+    qkv_bias: bool = False
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_ffn: int = 0
+    first_dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.family not in ("gpt", "llama"):
+            raise SpecError("model.family", self.family, "unknown family", "use gpt or llama")
+        for field in ("layers", "hidden", "ffn", "heads", "vocab"):
+            value = getattr(self, field)
+            require(isinstance(value, int) and value > 0, f"model.{field}", value, "must be a positive whole number")
+        if not self.kv_heads:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if not self.head_dim:
+            require(
+                self.hidden % self.heads == 0,
+                "model.heads",
+                self.heads,
+                f"hidden({self.hidden}) % heads({self.heads}) != 0",
+                "choose heads that divide hidden, or give head_dim",
+            )
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        require(
+            self.kv_heads > 0 and self.heads % self.kv_heads == 0,
+            "model.kv_heads",
+            self.kv_heads,
+            f"heads({self.heads}) % kv_heads({self.kv_heads}) != 0",
+            "query heads are shared out evenly over the key/value heads",
+        )
+        if self.family == "llama":
+            require(self.head_dim % 2 == 0, "model.head_dim", self.head_dim, "rotary positions need an even head_dim")
+        if self.experts:
+            require(
+                0 < self.experts_per_token <= self.experts,
+                "model.experts_per_token",
+                self.experts_per_token,
+                f"must be between 1 and experts({self.experts})",
+            )
+            if not self.expert_ffn:
+                object.__setattr__(self, "expert_ffn", self.ffn)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up projection (SwiGLU)."""
+        return self.family == "llama"
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def is_moe_layer(self, layer: int) -> bool:
+        return self.experts > 0 and layer >= self.first_dense_layers

@@ -1,0 +1,1 @@
+"""Samples -> calibration -> iteration time and memory of any (model, layout, placement)."""

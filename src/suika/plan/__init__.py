@@ -1,0 +1,1 @@
+"""Legal layouts, scaling curves, device ordering, rank -> device mapping."""

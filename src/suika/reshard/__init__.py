@@ -1,0 +1,1 @@
+"""Regions -> routes -> rounds -> transports. Knows tensors, not jobs."""

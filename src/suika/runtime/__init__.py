@@ -1,0 +1,1 @@
+"""Inside a job's processes: fork server, groups, safe points, snapshots, the redeployment protocol."""

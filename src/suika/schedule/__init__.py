@@ -1,0 +1,1 @@
+"""The cycle and the policies. Pure: no I/O, no clock."""

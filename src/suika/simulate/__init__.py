@@ -1,0 +1,1 @@
+"""Event heap and simulated clock, trace readers, workloads, faults, report."""

@@ -1,0 +1,1 @@
+"""The built-in 3D trainer (GPT and Llama families) on the runtime."""

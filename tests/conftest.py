@@ -1,0 +1,21 @@
+"""Shared by all tests: threads off before anything imports BLAS, and the place of the shared data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with real traces and measurements; the test skips loudly where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"REAL DATA ABSENT: {SHARED} is not there")
+    return SHARED
