@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
-from typing import Any
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import click
+if TYPE_CHECKING:
+    import typer
 
 # name -> (module:typer app or function, one line). Order is the order of `suika --help`.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,58 +33,49 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class _Lazy(click.Command):
-    """Stands for a command until it is used."""
-
-    def __init__(self, name: str, target: str, line: str) -> None:
-        super().__init__(name, help=line, short_help=line)
-        self.target = target
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
-        return load(self.target).make_context(info_name, args, parent=parent, **extra)
-
-
-def load(target: str) -> click.Command:
-    """The click command behind `module:name`, where name is a typer app or a plain function with typer options."""
+def load(target: str) -> typer.Typer:
+    """The typer app behind `module:name`, where name is an app or a plain function with typer options."""
     import typer
 
     module, _, name = target.partition(":")
     found = getattr(importlib.import_module(module), name)
-    if isinstance(found, click.Command):
+    if isinstance(found, typer.Typer):
         return found
-    if not isinstance(found, typer.Typer):
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command()(found)
-        found = app
-    return typer.main.get_command(found)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command()(found)
+    return single
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, (target, _) in COMMANDS.items() if _exists(target)]
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return _Lazy(name, *COMMANDS[name]) if name in COMMANDS else None
-
-
-def _exists(target: str) -> bool:
-    return importlib.util.find_spec(target.partition(":")[0]) is not None
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="suika")
-def app() -> None:
-    """Re-schedules 3D-parallel LLM training jobs in a shared GPU cluster while they run."""
+def help_text() -> str:
+    """The page of `suika --help`: only commands whose file is installed."""
+    known = {name: line for name, (target, line) in COMMANDS.items() if find_spec(target.partition(":")[0])}
+    width = max(map(len, known), default=0)
+    rows = "\n".join(f"  {name:{width}}  {line}" for name, line in known.items())
+    return (
+        "Usage: suika COMMAND [ARGS]...\n\n"
+        "  Re-schedules 3D-parallel LLM training jobs in a shared GPU cluster while they run.\n\n"
+        f"Commands (suika COMMAND --help says more):\n{rows}\n\n"
+        "Options:\n  --version   Show the version and exit.\n  -h, --help  Show this page and exit.\n"
+    )
 
 
 def main() -> None:
     """Console entry. A user's mistake is one line on stderr and exit code 2, never a traceback."""
     from suika.core.errors import SpecError
 
-    try:
-        app(standalone_mode=True)
-    except SpecError as error:
-        print(f"suika: {error}", file=sys.stderr)
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(help_text(), end="")
+    elif name == "--version":
+        print(f"suika {version('suika')}")
+    elif name not in COMMANDS:
+        print(f"suika: no command '{name}'; `suika --help` lists them", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(141)
+    else:
+        try:
+            load(COMMANDS[name][0])(args=rest, prog_name=f"suika {name}")
+        except SpecError as error:
+            print(f"suika: {error}", file=sys.stderr)
+            sys.exit(2)
+        except BrokenPipeError:
+            sys.exit(141)
