@@ -10,6 +10,7 @@ from suika.core.errors import SpecError, require
 from suika.core.model import ModelSpec
 
 Recompute = Literal["none", "selective", "full"]
+ZeroBuckets = Literal["layer", "stage"]
 AXES = ("tp", "pp", "dp", "cp", "ep")
 
 
@@ -19,7 +20,8 @@ class Layout:
 
     `layers_per_stage` lists layers of each pipeline chunk in model order (pp x virtual_stages entries; chunk c runs on
     stage c % pp); empty means `even_split`. `micro_batch` counts sequences. `ep` splits experts over the dp axis and
-    does not multiply the number of ranks.
+    does not multiply the number of ranks. `zero_buckets`: what ZeRO slices are cut from, each layer or all layers of a
+    pipeline chunk together (fewer, larger messages, and slices that survive a change of pp).
     """
 
     tp: int = 1
@@ -33,6 +35,7 @@ class Layout:
     zero: int = 1
     recompute: Recompute = "none"
     sequence_parallel: bool = False
+    zero_buckets: ZeroBuckets = "layer"
 
     def __post_init__(self) -> None:
         for field in (*AXES, "micro_batch", "virtual_stages"):
@@ -42,6 +45,8 @@ class Layout:
         require(self.zero in (0, 1, 2, 3), "layout.zero", self.zero, "must be a ZeRO stage 0, 1, 2 or 3")
         if self.recompute not in ("none", "selective", "full"):
             raise SpecError("layout.recompute", self.recompute, "unknown kind", "use none, selective or full")
+        if self.zero_buckets not in ("layer", "stage"):
+            raise SpecError("layout.zero_buckets", self.zero_buckets, "unknown kind", "use layer or stage")
         object.__setattr__(self, "layers_per_stage", tuple(self.layers_per_stage))
         if self.layers_per_stage:
             chunks = self.pp * self.virtual_stages
@@ -98,7 +103,7 @@ class Layout:
             require(bool(eq), "layout", text, f"'{part}' is not key=value", "write tp=2,pp=2,dp=1")
             if key == "layers_per_stage":
                 data[key] = tuple(_whole(key, v) for v in value.split(":"))
-            elif key == "recompute":
+            elif key in ("recompute", "zero_buckets"):
                 data[key] = value
             elif key == "sequence_parallel":
                 require(value in ("true", "false"), "layout.sequence_parallel", value, "must be true or false")
