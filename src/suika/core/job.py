@@ -190,11 +190,14 @@ class Job:
     state: JobState = JobState.QUEUED
     reason: Reason = field(default_factory=lambda: Reason(ReasonCode.QUEUED, "just submitted"))
     generation: int = 0
-    plan: Plan | None = None
+    plan: Plan | None = None  # of the running generation
+    target: Plan | None = None  # of a move in flight
+    last_generation: int = 0  # highest number handed out, aborted ones included: none is used twice
     steps_done: int = 0
     started_s: float | None = None
     ended_s: float | None = None
     num_moves: int = 0
+    num_recoveries: int = 0  # since its last snapshot
     version: int = 0  # compare-and-set: a writer names the version it read
 
     def to(self, state: JobState, reason: Reason, **changes: Any) -> Job:

@@ -1,0 +1,122 @@
+"""What the controller must not forget: jobs (compare-and-set), append-only events, drained nodes.
+
+The interface is small on purpose: everything else the controller knows can be observed again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from suika.core.job import ENDED, Job
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened; never changed or removed. `seq` grows by one."""
+
+    seq: int
+    at_s: float
+    kind: str
+    job_id: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"seq": self.seq, "at_s": self.at_s, "kind": self.kind, "job_id": self.job_id, "data": dict(self.data)}
+
+
+class StaleWriteError(RuntimeError):
+    """Somebody else changed the record first: the writer's view is out of date and its write did not happen."""
+
+
+class Store(Protocol):
+    """Safe to call from any thread."""
+
+    def add(self, job: Job) -> None:
+        """A new job; its id must be new."""
+        ...
+
+    def put(self, job: Job) -> None:
+        """Replace the record that `job` was made from (its version + 1); raises `StaleWriteError` otherwise."""
+        ...
+
+    def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
+        """Record progress of a generation. False, and no change, unless that generation is the job's present one:
+        an old incarnation that comes back writes nothing. Leaves the version alone."""
+        ...
+
+    def job(self, job_id: str) -> Job: ...
+
+    def jobs(self) -> tuple[Job, ...]:
+        """All jobs, by (submitted_s, id)."""
+        ...
+
+    def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event: ...
+
+    def events(self, after: int = 0, job_id: str | None = None) -> tuple[Event, ...]:
+        """Events with `seq` > `after`, oldest first."""
+        ...
+
+    def draining(self) -> frozenset[str]: ...
+
+    def set_draining(self, nodes: frozenset[str]) -> None: ...
+
+
+class MemoryStore:
+    """A `Store` that lives as long as its process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._events: list[Event] = []
+        self._draining: frozenset[str] = frozenset()
+
+    def add(self, job: Job) -> None:
+        with self._lock:
+            assert job.id not in self._jobs, f"job {job.id} exists"
+            self._jobs[job.id] = job
+
+    def put(self, job: Job) -> None:
+        with self._lock:
+            present = self._jobs[job.id]
+            if present.version + 1 != job.version:
+                raise StaleWriteError(f"{job.id}: version {present.version} was not the one read ({job.version - 1})")
+            # Progress is not guarded by the version: a change of state never takes back a step done meanwhile.
+            kept = present.steps_done if present.generation == job.generation else job.steps_done
+            self._jobs[job.id] = replace(job, steps_done=max(kept, job.steps_done))
+
+    def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
+        with self._lock:
+            present = self._jobs[job_id]
+            if present.generation != generation or present.state in ENDED:
+                return False
+            self._jobs[job_id] = replace(present, steps_done=steps_done)
+            return True
+
+    def job(self, job_id: str) -> Job:
+        with self._lock:
+            return self._jobs[job_id]
+
+    def jobs(self) -> tuple[Job, ...]:
+        with self._lock:
+            return tuple(sorted(self._jobs.values(), key=lambda job: (job.submitted_s, job.id)))
+
+    def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event:
+        with self._lock:
+            event = Event(len(self._events) + 1, at_s, kind, job_id, data)
+            self._events.append(event)
+            return event
+
+    def events(self, after: int = 0, job_id: str | None = None) -> tuple[Event, ...]:
+        with self._lock:
+            return tuple(e for e in self._events[after:] if job_id is None or e.job_id == job_id)
+
+    def draining(self) -> frozenset[str]:
+        with self._lock:
+            return self._draining
+
+    def set_draining(self, nodes: frozenset[str]) -> None:
+        with self._lock:
+            self._draining = nodes
