@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
 
-from suika.cli.output import Column, JsonOption, OutputOption, emit
+from suika.cli.output import Column, JsonOption, OutputOption, emit, note
 
 BENCHES: dict[str, str] = {
     "moves": "Bytes of many moves against their exact lower bounds.",
@@ -27,31 +27,34 @@ BENCHES: dict[str, str] = {
 }
 
 
-class LazyBenches(TyperGroup):
-    """Imports a benchmark only when it is run: `suika bench --help` stays light."""
+class Benches(typer.Typer):
+    """A table of benchmarks, each imported only when it is run."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in BENCHES if find_spec(f"suika.bench.{name}")]
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.list_commands(ctx):
-            return None
+    def __call__(self, args: Sequence[str] = (), prog_name: str = "suika bench") -> None:
+        name, *rest = args or ["--help"]
+        if name in ("-h", "--help"):
+            print(help_text(), end="")
+            return
+        if name not in BENCHES or not find_spec(f"suika.bench.{name}"):
+            note(f"suika: no benchmark '{name}'; `suika bench --help` lists them")
+            sys.exit(2)
         run = importlib.import_module(f"suika.bench.{name}").run
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(name, help=inspect.getdoc(run))(_printing(run))
-        return typer.main.get_command(single)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Benchmarks"):
-            formatter.write_dl([(name, BENCHES[name]) for name in self.list_commands(ctx)])
+        single.command(help=inspect.getdoc(run))(_printing(run))
+        single(args=rest, prog_name=f"{prog_name} {name}")
 
 
-bench = typer.Typer(cls=LazyBenches, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+bench = Benches()
 
 
-@bench.callback()
-def _bench() -> None:
-    """The benchmarks behind docs/numbers; `suika bench NAME --help` lists a benchmark's options."""
+def help_text() -> str:
+    known = {name: line for name, line in BENCHES.items() if find_spec(f"suika.bench.{name}")}
+    rows = "\n".join(f"  {name:10}{line}" for name, line in known.items())
+    return (
+        "Usage: suika bench NAME [OPTIONS]\n\n"
+        "  The benchmarks behind docs/numbers; `suika bench NAME --help` lists a benchmark's options.\n\n"
+        f"Benchmarks:\n{rows}\n"
+    )
 
 
 def _printing(run: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
@@ -60,7 +63,7 @@ def _printing(run: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
     def command(output: OutputOption = "table", json: JsonOption = False, **options: Any) -> None:
         document = run(**options)
         rows = _rows(document)
-        columns = [Column(key, lambda row, key=key: row.get(key)) for key in dict.fromkeys(k for r in rows for k in r)]
+        columns = [Column(key, itemgetter(key)) for key in rows[0]] if rows else []
         emit(document, rows, columns, "json" if json else output)
 
     own = inspect.signature(run, eval_str=True).parameters.values()
@@ -75,7 +78,9 @@ def _rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The table of a document: its first list of records, else its own scalars as (key, value) rows."""
     for value in document.values():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
-            return [_flat(row) for row in value]
+            rows = [_flat(row) for row in value]
+            keys = dict.fromkeys(key for row in rows for key in row)
+            return [{key: row.get(key) for key in keys} for row in rows]
     return [{"key": key, "value": value} for key, value in _flat(document).items()]
 
 
