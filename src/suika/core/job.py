@@ -129,7 +129,11 @@ def parse_job(data: Any) -> JobSpec:
             raise cause from None
         where = ".".join(str(part) for part in first["loc"] if part != "Layout") or "job"
         problem = str(cause) if cause is not None else first["msg"]
-        fix = "known: " + ", ".join(JobSpec.model_fields) if first["type"] == "extra_forbidden" else ""
+        fix = (
+            "known: " + ", ".join(JobSpec.model_fields)
+            if first["type"] == "extra_forbidden" and len(first["loc"]) == 1
+            else ""
+        )
         raise SpecError(f"job.{where}", first.get("input"), problem, fix) from None
 
 

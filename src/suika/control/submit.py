@@ -1,0 +1,99 @@
+"""The door: what is refused here is refused at once, with the field, the value and the fix, and nothing starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from suika.core.cluster import Cluster
+from suika.core.errors import SpecError, require
+from suika.core.job import DeviceRange, JobSpec, parse_job
+from suika.core.layout import Layout
+from suika.core.snapshot import ScalingCurve
+
+CurveOf = Callable[[JobSpec], ScalingCurve]
+
+
+def admit(data: Any, cluster: Cluster, curve_of: CurveOf, taken: Iterable[str] = ()) -> JobSpec:
+    """The job that `data` (a parsed job file) describes, if this cluster could ever run it; else `SpecError`.
+
+    `taken` are the names of jobs that have not ended: a name is how people call a job, so it is theirs alone.
+    """
+    spec = parse_job(data)
+    require(spec.name not in set(taken), "job.name", spec.name, "a job of this name is still active", "choose another")
+    check_data(spec.data)
+    check_devices(spec, cluster)
+    curve = curve_of(spec)
+    require(
+        any(spec.devices.min <= option.num_devices <= spec.devices.max for option in curve.options),
+        "job.devices",
+        f"{spec.devices.min}..{spec.devices.max}",
+        f"no layout of {spec.model.name} with global_batch({spec.global_batch}) fits that many devices of this cluster",
+        "widen the range, raise the batch or choose a smaller model",
+    )
+    return spec
+
+
+def check_data(path: str) -> None:
+    """Raise unless `path` is an absolute, readable file or a folder with something in it."""
+    require("\0" not in path and len(path) < 4096, "job.data", path, "is not a path")
+    require(Path(path).is_absolute(), "job.data", path, "must be absolute", "the command line makes it so")
+    require(os.path.exists(path), "job.data", path, "does not exist", "give a file or a folder of text")
+    require(os.access(path, os.R_OK), "job.data", path, "cannot be read")
+    empty = not any(os.scandir(path)) if os.path.isdir(path) else os.path.getsize(path) == 0
+    require(not empty, "job.data", path, "is empty", "give a file or a folder of text")
+
+
+def check_devices(spec: JobSpec, cluster: Cluster) -> None:
+    """Raise unless the cluster has the devices that the job cannot do without."""
+    wanted = spec.devices.type
+    nodes = [node for node in cluster.nodes if wanted is None or node.device_type == wanted]
+    types = sorted({node.device_type for node in cluster.nodes})
+    require(bool(nodes), "job.devices.type", wanted, "no node has this type", f"known: {', '.join(types)}")
+    have = sum(node.num_devices for node in nodes)
+    least = spec.layout.num_ranks if isinstance(spec.layout, Layout) else spec.devices.min
+    require(
+        least <= have,
+        "job.devices.min",
+        least,
+        f"asks for {least} of {have} devices" + (f" of type {wanted}" if wanted else ""),
+        "more than exist; ask for fewer",
+    )
+    if isinstance(spec.layout, Layout):
+        largest = max(node.num_devices for node in nodes)
+        require(
+            spec.layout.tp <= largest,
+            "job.layout.tp",
+            spec.layout.tp,
+            f"tp({spec.layout.tp}) > devices of the largest node({largest})",
+            "a tensor-parallel group stays inside one node",
+        )
+
+
+def resized(spec: JobSpec, devices: str | None, layout: str | None, cluster: Cluster) -> JobSpec:
+    """`spec` with a user's new wish: `devices` is `N` or `MIN:MAX`; `layout` is `tp=..,pp=..,dp=..` or `auto`.
+
+    A fixed layout is honoured or waited for. A device range alone sets the layout back to `auto`.
+    """
+    require(bool(devices or layout), "resize", None, "nothing to change", "give --devices or --layout")
+    wish: dict[str, Any] = {"layout": "auto"}
+    if layout and layout != "auto":
+        fixed = Layout.parse(layout)
+        wish = {"layout": fixed, "devices": _covering(spec.devices, fixed.num_ranks)}
+    if devices:
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", devices)
+        if match is None:
+            raise SpecError("resize.devices", devices, "is not N or MIN:MAX", "write e.g. 4 or 2:8")
+        low, high = int(match[1]), int(match[2] or match[1])
+        wish["devices"] = {"min": low, "max": high, "type": spec.devices.type}
+    changed = parse_job(spec.model_dump(mode="python") | {"model": spec.model} | wish)
+    check_devices(changed, cluster)
+    return changed
+
+
+def _covering(devices: DeviceRange, num_ranks: int) -> DeviceRange:
+    """The smallest range that holds `devices` and `num_ranks`: a fixed layout is its user's word."""
+    return DeviceRange(min=min(devices.min, num_ranks), max=max(devices.max, num_ranks), type=devices.type)
