@@ -1,0 +1,321 @@
+"""`JobRun`: one job's processes seen from outside. It starts, moves, saves and ends them. No torch.
+
+Commands return futures and are carried out one after the other on the job's own thread; in between, the thread listens
+to the ranks. When a process that the present generation needs is lost, everything of the job is ended and
+`Ended(LOST)` names the snapshot to go on from: who gets which devices then is the scheduler's decision, not ours.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from suika.core.cluster import Device
+from suika.core.decision import Reason
+from suika.core.job import JobSpec
+from suika.core.plan import Plan
+from suika.core.redeployment import Redeployment
+from suika.runtime import timing
+from suika.runtime.events import AllStepsDoneError, Ended, JobEvent, Measured, Outcome, Released, Started, StepDone
+from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member
+from suika.runtime.keeper import SnapshotKeeper
+from suika.runtime.messages import Message, Processes
+from suika.runtime.redeploy import Commit, Move
+from suika.runtime.timing import StepTimes
+
+PROGRAM = "suika.train.program:build"
+
+
+class NotRunningError(RuntimeError):
+    """The command needs a running job, or cannot be carried out now; the job is as it was."""
+
+
+class JobRun:
+    """Processes of the job `job_id`. `folder` keeps its snapshots; `on_event` is called on the job's thread.
+
+    Generation numbers are the caller's: persisted before use, never used twice, aborted ones included.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        processes: Processes,
+        folder: Path,
+        data_path: str,
+        on_event: Callable[[JobEvent], None],
+        program: str = PROGRAM,
+        limits: Limits | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.spec = spec
+        self.limits = limits or Limits()
+        self.generation = 0
+        self.plan: Plan | None = None  # of the running generation
+        self.ranks: dict[Device, Member] = {}  # of the running generation
+        self.step = 0  # steps done
+        self.times = StepTimes()
+        self.emit = on_event
+        self._processes = processes
+        self._launch = {
+            "job_id": job_id,
+            "spec": spec.model_dump(mode="json"),
+            "program": program,
+            "data_path": data_path,
+            "snapshots": str(folder / "snapshots"),
+        }
+        self.gang = Gang(job_id, processes, self._hear, self.limits)
+        self.keeper = SnapshotKeeper(self.gang)
+        self._store: Member | None = None
+        self._token = secrets.token_hex(16)
+        self._unmeasured: tuple[Redeployment, StepTimes] | None = None  # a move and its old generation's steps
+        self._commands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._killed = self._closed = False
+        self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
+        self._thread.start()
+
+    # -- commands, from any thread ------------------------------------------------------------------------------------
+
+    def start(self, plan: Plan, generation: int, snapshot: str | None = None) -> Future[int]:
+        """Fork the ranks of `plan`, fresh or from `snapshot`. Resolves with the steps done after the first step."""
+        return self._command(lambda: self._start(plan, generation, snapshot))
+
+    def redeploy(
+        self, plan: Plan, generation: int, reason: Reason, commit: Commit = lambda: True
+    ) -> Future[Redeployment]:
+        """Move the running job to `plan`. `commit` is the owner's compare-and-set, called once, when all is verified.
+
+        Resolves with the record: phase RELEASE if it was committed, ABORTED (with `error`) if the old generation
+        goes on. The pause is known some steps later: see `Measured`.
+        """
+        return self._command(lambda: self._redeploy(plan, generation, reason, commit))
+
+    def snapshot(self) -> Future[str]:
+        """Save the state after the same step on all ranks. Resolves with the snapshot's path."""
+        return self._command(self._snapshot)
+
+    def preempt(self) -> Future[Ended]:
+        """Save the state at one agreed step, then give up all devices."""
+        return self._command(self._preempt)
+
+    def kill(self) -> None:
+        """End the job at once, whatever it is doing."""
+        self._killed = True
+        self.gang.post({})
+
+    def close(self) -> None:
+        """Kill what runs and end the thread."""
+        self._closed = True
+        self.kill()
+        self._thread.join(self.limits.end_s * 2)
+
+    def _command(self, action: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._commands.append((future, action))
+        self.gang.post({})
+        return future
+
+    # -- the job's thread ---------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        while not self._closed:
+            future = None
+            try:
+                self.check()
+                if self._commands:
+                    future, action = self._commands.popleft()
+                    future.set_result(action())
+                else:
+                    self.gang.pump()
+            except AllStepsDoneError:
+                self._end_orderly()
+                if future is not None:
+                    future.set_exception(NotRunningError(f"job {self.job_id} ended meanwhile"))
+            except NotRunningError as error:
+                assert future is not None
+                future.set_exception(error)
+            except BaseException as error:  # a dead process; or a defect, and then no job may be left half-run
+                self._end_badly(error)
+                if future is not None:
+                    future.set_exception(error)
+        for future, _ in self._commands:
+            future.cancel()
+
+    def check(self) -> None:
+        """What can come between at any time: the owner's kill, a rank's failure, the end of the last step."""
+        if self._killed:
+            self._killed = False
+            if self.gang.members:
+                raise KilledError("ended by its owner")
+        if any(("failed", self.generation) in m.said for m in self.ranks.values()):
+            self.gang.blame("failed", self.generation, self.ranks.values())
+        if any(("ended", self.generation) in m.said for m in self.ranks.values()):
+            raise AllStepsDoneError
+
+    def _hear(self, member: Member, message: Message) -> None:
+        """What ranks say unasked: their steps and their snapshots."""
+        if message.get("generation") != self.generation:
+            return
+        if message["say"] == "step":
+            self.step = message["step"]
+            self.times.ends_s.append(message["at_s"])
+            fields = {name: message[name] for name in ("step", "loss", "grad_norm", "lr", "num_tokens", "at_s")}
+            self.emit(StepDone(self.job_id, self.generation, **fields))
+            self._measure(final=False)
+        elif message["say"] in ("written", "unwritten", "published"):
+            event = self.keeper.hear(self.ranks, member, message)
+            if event is not None:
+                self.emit(event)
+
+    # -- the commands -------------------------------------------------------------------------------------------------
+
+    def _start(self, plan: Plan, generation: int, snapshot: str | None) -> int:
+        if self.ranks:
+            raise NotRunningError(f"job {self.job_id} runs already")
+        began_s = time.monotonic()
+        limits, self.generation, self.plan, self.times = self.limits, generation, plan, StepTimes()
+        store = self.store()
+        self.ranks = {device: self.spawn(device, generation) for device in plan.devices}
+        self.gang.gather("ready", 0, self.ranks.values(), limits.launch_s, self.check)
+        order = {"generation": generation, "plan": plan.to_dict(), "store": store, "snapshot": snapshot}
+        self.gang.tell(self.ranks.values(), "start", **order)
+        running = self.gang.gather("running", generation, self.ranks.values(), limits.build_s, self.check)
+        self.step = running[0]["step"]
+        if snapshot is not None:
+            self.keeper.newest = (snapshot, self.step)
+        self._await_first_step()
+        launch_s = time.monotonic() - began_s
+        self.emit(Started(self.job_id, generation, running[0]["step"], launch_s, plan.devices))
+        return self.step
+
+    def _await_first_step(self) -> None:
+        deadline = time.monotonic() + self.limits.first_step_s
+        while not self.times.ends_s:
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no first step within {self.limits.first_step_s:.0f} s")
+            self.gang.pump()
+
+    def _redeploy(self, plan: Plan, generation: int, reason: Reason, commit: Commit) -> Redeployment:
+        self._need_running()
+        assert generation > self.generation, f"generation {generation} after {self.generation}"
+        self._settle_snapshot()
+        self._measure(final=True)
+        old_times = self.times
+        record = Move(self, plan, generation, reason).run(commit)
+        if record.error is None:
+            self._unmeasured = (record, old_times)
+            self._measure(final=False)
+        return record
+
+    def adopt(self, plan: Plan, generation: int, ranks: dict[Device, Member]) -> None:
+        """The move is committed: from now on these are the job's ranks."""
+        self.plan, self.generation, self.ranks, self.times = plan, generation, ranks, StepTimes()
+
+    def _snapshot(self) -> str:
+        self._need_running()
+        self._settle_snapshot()
+        before = self.keeper.newest
+        self.keeper.error = None
+        self.gang.tell(self.ranks.values(), "snapshot")
+        deadline = time.monotonic() + self.limits.save_s
+        while self.keeper.newest == before:
+            self.check()
+            if self.keeper.error is not None:
+                raise NotRunningError(f"the snapshot failed: {self.keeper.error}")
+            if time.monotonic() > deadline:
+                raise NotRunningError(f"no snapshot within {self.limits.save_s:.0f} s")
+            self.gang.pump()
+        path, _ = self.keeper.newest
+        assert path is not None
+        return path
+
+    def _preempt(self) -> Ended:
+        self._need_running()
+        self.gang.tell(self.ranks.values(), "preempt")
+        self.gang.gather("ended", self.generation, self.ranks.values(), self.limits.save_s, self._check_alive)
+        return self._end_orderly()
+
+    def _check_alive(self) -> None:
+        with suppress(AllStepsDoneError):
+            self.check()
+
+    def _need_running(self) -> None:
+        if not self.ranks:
+            raise NotRunningError(f"job {self.job_id} does not run")
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def store(self) -> dict[str, Any]:
+        """Address of the job's rendezvous store; a new one if there is none or it died."""
+        if self._store is None or not self._store.alive:
+            node = self.plan.devices[0].node if self.plan else ""
+            name = f"{self.job_id}.store.{secrets.token_hex(4)}"
+            self._store = self.gang.spawn(name, node, None, STORE_ENTRY, {"token": self._token})
+        (said,) = self.gang.gather("store", 0, [self._store], self.limits.launch_s)
+        return {"host": said["host"], "port": said["port"], "token": self._token}
+
+    def spawn(self, device: Device, generation: int) -> Member:
+        name = f"{self.job_id}.{generation}.{device}"
+        launch = {**self._launch, "device": str(device)}
+        return self.gang.spawn(name, device.node, device, RANK_ENTRY, launch)
+
+    def _settle_snapshot(self) -> None:
+        """Let a snapshot that is being written become complete."""
+        deadline = time.monotonic() + self.limits.save_s
+        while self.keeper.busy and time.monotonic() < deadline:
+            self.gang.pump()
+
+    def _measure(self, final: bool) -> None:
+        """Complete the last move's record once the new layout's median step is known, or will not get better."""
+        if self._unmeasured is None or not (final or self.times.settled):
+            return
+        record, old_times = self._unmeasured
+        self._unmeasured = None
+        record = replace(record, pause_s=timing.pause_s(old_times, self.times))
+        self.emit(Measured(self.job_id, record.generation, record))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _end_orderly(self) -> Ended:
+        """All ranks stopped after the same step: let the last snapshot become complete, then let them go."""
+        ended = self.gang.gather("ended", self.generation, self.ranks.values(), self.limits.save_s, self._check_alive)
+        self._settle_snapshot()
+        self.gang.dismiss(self.gang.members.copy().values())
+        error = self.keeper.error
+        return self._ended(Outcome(ended[0]["outcome"]), error and f"the last snapshot failed: {error}")
+
+    def _end_badly(self, error: BaseException) -> None:
+        """Kill whatever is left, then say what was lost."""
+        dead: tuple[Device, ...] = ()
+        outcome, noticed_s = Outcome.FAILED, 0.0
+        if isinstance(error, KilledError):
+            outcome = Outcome.KILLED
+        elif isinstance(error, DiedError | TimeoutError):
+            outcome = Outcome.LOST
+        if isinstance(error, DiedError):
+            dead = (error.member.device,) if error.member.device else ()
+            noticed_s = error.noticed_s
+        self.ranks |= {m.device: m for m in self.gang.members.values() if m.device is not None}  # joiners too
+        self.gang.kill(self.gang.members.copy().values())
+        self._ended(outcome, str(error) or repr(error), dead, noticed_s)
+
+    def _ended(
+        self, outcome: Outcome, error: str | None, dead: tuple[Device, ...] = (), noticed_s: float = 0.0
+    ) -> Ended:
+        self._measure(final=True)
+        devices, self.ranks, self._store = tuple(self.ranks), {}, None
+        self.keeper.forget()
+        path, step = self.keeper.newest
+        ended = Ended(self.job_id, self.generation, outcome, self.step, path, step, error, dead, noticed_s)
+        self.emit(Released(self.job_id, self.generation, devices))
+        self.emit(ended)
+        return ended

@@ -1,0 +1,95 @@
+"""What a `JobRun` tells its owner, in the order in which it happened. Plain data; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from suika.core.cluster import Device
+from suika.core.redeployment import Redeployment
+
+
+class Outcome(StrEnum):
+    FINISHED = "finished"  # all steps are done
+    PREEMPTED = "preempted"  # saved at one agreed step, then gave up its devices
+    LOST = "lost"  # a process died: go on from `snapshot`
+    FAILED = "failed"  # the program raised: it would do so again
+    KILLED = "killed"  # the owner ended it without saving
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class Started(JobEvent):
+    """The first optimizer step after a start is done. `resumed_step`: steps done when it began (0 for a fresh job)."""
+
+    resumed_step: int
+    launch_s: float  # from `start` to the end of the first step
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class StepDone(JobEvent):
+    """`at_s` is the end of the step on the ranks' monotonic clock; `loss` is the global mean before the update."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    num_tokens: int
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Moving(JobEvent):
+    """A redeployment entered a phase (`record.phase`); COMMIT and ABORTED are its end for the job's state."""
+
+    record: Redeployment
+
+
+@dataclass(frozen=True)
+class Released(JobEvent):
+    """The processes on `devices` are gone: others may have them."""
+
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class Measured(JobEvent):
+    """The final record of a committed redeployment: `pause_s` is known once the new layout's median step is."""
+
+    record: Redeployment
+
+
+@dataclass(frozen=True)
+class Snapshotted(JobEvent):
+    """A snapshot is complete on disk. `stall_s` is the training time that it cost."""
+
+    step: int
+    path: str
+    stall_s: float
+
+
+@dataclass(frozen=True)
+class Ended(JobEvent):
+    """No process of the job is left. `dead`: devices whose process died or stopped answering (LOST)."""
+
+    outcome: Outcome
+    step: int  # steps done when it ended
+    snapshot: str | None  # the newest complete snapshot
+    snapshot_step: int
+    error: str | None = None
+    dead: tuple[Device, ...] = ()
+    noticed_s: float = 0.0  # LOST: from the last sign of life to noticing
+
+    @property
+    def steps_lost(self) -> int:
+        return max(0, self.step - self.snapshot_step)
+
+
+class AllStepsDoneError(Exception):
+    """No fault: the ranks have stopped after their last step, whatever was being waited for."""

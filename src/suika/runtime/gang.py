@@ -1,0 +1,205 @@
+"""The live processes of one job, seen from outside: spawn, tell, hear, and notice death or silence. No torch."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from suika.core.cluster import Device
+from suika.runtime.messages import Message, Processes
+
+RANK_ENTRY = "suika.runtime.worker:main"
+STORE_ENTRY = "suika.runtime.store:serve"
+_TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long each wait may take. `silent_s` + `answer_s` bounds the noticing of a stopped process (< 20 s)."""
+
+    launch_s: float = 60.0  # a process is up and has joined the store
+    build_s: float = 120.0  # groups and program stand, state is loaded
+    first_step_s: float = 600.0
+    cut_s: float = 600.0  # from the vote to all ranks having stopped: bounded by a step
+    move_s: float = 600.0
+    save_s: float = 600.0
+    end_s: float = 10.0  # a process told to go is gone
+    silent_s: float = 6.0  # without a word: ask
+    answer_s: float = 8.0  # asked and no answer: taken for dead
+    blame_s: float = 1.0  # a rank's error may follow from another's death: wait for the first cause
+
+
+class DiedError(RuntimeError):
+    """A process ended unasked, or stopped answering."""
+
+    def __init__(self, member: Member, how: str, noticed_s: float) -> None:
+        super().__init__(f"{member.process} {how}")
+        self.member, self.noticed_s = member, noticed_s
+
+
+class UnableError(RuntimeError):
+    """A process says that it cannot do what it was asked."""
+
+    def __init__(self, member: Member, error: str) -> None:
+        super().__init__(f"{member.process}: {error}")
+        self.member = member
+
+
+class KilledError(RuntimeError):
+    """The owner wants the job ended at once."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One process. `said` is its newest message of each (kind, generation)."""
+
+    process: str
+    device: Device | None  # None: the store
+    heard_s: float
+    asked_s: float | None = None  # a ping is unanswered since then
+    pid: int | None = None
+    going: bool = False  # was told to go: its exit is no accident
+    code: int | None = None  # exit code once it is gone
+    said: dict[tuple[str, int], Message] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        return self.code is None
+
+
+class Gang:
+    """Members by process name, one inbox, one `pump`. Used from one thread; `post` may come from any."""
+
+    def __init__(self, job_id: str, processes: Processes, hear: Callable[[Member, Message], None], limits: Limits):
+        self.job_id = job_id
+        self.members: dict[str, Member] = {}
+        self.limits = limits
+        self._processes = processes
+        self._hear = hear
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def spawn(self, process: str, node: str, device: Device | None, entry: str, launch: Mapping[str, Any]) -> Member:
+        member = Member(process, device, time.monotonic())
+        self.members[process] = member
+        self._processes.spawn(process, node, entry, launch, self.post)
+        return member
+
+    def tell(self, members: Iterable[Member], do: str, **content: Any) -> None:
+        for member in members:
+            self._processes.send(member.process, {"do": do, "job_id": self.job_id, **content})
+
+    def post(self, event: Message) -> None:
+        """Put an event into the inbox; an empty one only wakes the pump up."""
+        self._inbox.put(event)
+
+    def pump(self) -> None:
+        """Take in one event, or notice silence. Raises `DiedError`."""
+        try:
+            event = self._inbox.get(timeout=_TICK_S)
+        except queue.Empty:
+            self._ask_the_silent()
+            return
+        member = self.members.get(event.get("process", ""))
+        if member is None:
+            return
+        now = time.monotonic()
+        silent_s, member.heard_s, member.asked_s = now - member.heard_s, now, None
+        match event["event"]:
+            case "forked":
+                member.pid = event["pid"]
+            case "message":
+                message = event["message"]
+                member.said[message["say"], message.get("generation", 0)] = message
+                self._hear(member, message)
+            case "exit":
+                member.code = event["code"]
+                del self.members[member.process]
+                if not member.going and member.device is not None:  # a lost store hurts only who needs it next
+                    raise DiedError(member, _exit_in_words(member.code), silent_s)
+        if self._inbox.empty():
+            self._ask_the_silent()
+
+    def drain(self) -> None:
+        """Take in what has already happened, without waiting. Raises `DiedError`."""
+        while not self._inbox.empty():
+            self.pump()
+
+    def gather(
+        self,
+        say: str,
+        generation: int,
+        members: Iterable[Member],
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+        complaint: str | None = None,
+    ) -> list[Message]:
+        """Wait until each of `members` has said `say` in `generation`; their messages, in that order.
+
+        Raises `UnableError` when one says `complaint` instead, `DiedError` when a process dies, `TimeoutError`, or
+        whatever `check` raises.
+        """
+        members = list(members)
+        deadline = time.monotonic() + timeout_s
+        while missing := [m for m in members if (say, generation) not in m.said]:
+            if complaint is not None and any((complaint, generation) in m.said for m in members):
+                self.blame(complaint, generation, members)
+            check()
+            for member in missing:
+                if not member.alive:
+                    raise DiedError(member, "is gone", 0.0)
+            if time.monotonic() > deadline:
+                names = ", ".join(m.process for m in missing)
+                raise TimeoutError(f"no '{say}' within {timeout_s:.0f} s from {names}")
+            self.pump()
+        return [m.said[say, generation] for m in members]
+
+    def blame(self, complaint: str, generation: int, members: Iterable[Member]) -> NoReturn:
+        """Raise for the earliest complaint; but first wait a moment, since another's death may be behind them all."""
+        until = time.monotonic() + self.limits.blame_s
+        while time.monotonic() < until:
+            self.pump()
+        said = [(m.said[complaint, generation], m) for m in members if (complaint, generation) in m.said]
+        first, member = min(said, key=lambda pair: pair[0]["at_s"])
+        raise UnableError(member, first["error"])
+
+    def _ask_the_silent(self) -> None:
+        """Ping who has been silent for long; who leaves a ping unanswered for too long is stopped, hence dead."""
+        now = time.monotonic()
+        for member in list(self.members.values()):
+            if member.asked_s is None and now - member.heard_s > self.limits.silent_s:
+                member.asked_s = now
+                self._processes.send(member.process, {"do": "ping"})
+            elif member.asked_s is not None and now - member.asked_s > self.limits.answer_s:
+                self._processes.kill(member.process)
+                del self.members[member.process]
+                member.code = -9
+                raise DiedError(member, f"did not answer for {self.limits.answer_s:.0f} s", now - member.heard_s)
+
+    def dismiss(self, members: Iterable[Member]) -> None:
+        """Let processes go: told to exit, killed if they have not after `end_s`. Returns when they are gone."""
+        members = list(members)
+        for member in members:
+            member.going = True
+        self.tell(members, "exit")
+        self._await_exits(members, self.limits.end_s)
+        self.kill([m for m in members if m.alive])
+
+    def kill(self, members: Iterable[Member]) -> None:
+        """SIGKILL processes and wait for their exits."""
+        members = list(members)
+        for member in members:
+            member.going = True
+            self._processes.kill(member.process)
+        self._await_exits(members, self.limits.end_s)
+
+    def _await_exits(self, members: list[Member], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while any(m.alive for m in members) and time.monotonic() < deadline:
+            self.pump()
+
+
+def _exit_in_words(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended by itself with code {code}"

@@ -1,0 +1,62 @@
+"""Snapshots seen from the coordinator: a snapshot counts once every rank has written and rank 0 has published it.
+
+Ranks write in the background, without a collective, so that neither a slow disk nor a dead rank can stop training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from suika.core.cluster import Device
+from suika.runtime.events import Snapshotted
+from suika.runtime.gang import Gang, Member
+from suika.runtime.messages import Message
+
+
+@dataclass
+class _Pending:
+    generation: int
+    step: int
+    written: set[Device] = field(default_factory=set)
+    stall_s: float = 0.0
+
+
+class SnapshotKeeper:
+    """Follows the snapshot that is being written, and remembers the newest complete one."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._pending: _Pending | None = None
+        self.newest: tuple[str | None, int] = (None, 0)  # (path, steps done in it)
+        self.error: str | None = None  # why the last one failed
+
+    @property
+    def busy(self) -> bool:
+        return self._pending is not None
+
+    def forget(self) -> None:
+        """The ranks are gone: what they had not finished never will be."""
+        self._pending = None
+
+    def hear(self, ranks: Mapping[Device, Member], member: Member, message: Message) -> Snapshotted | None:
+        """Take in `written`, `published` and `unwritten`; returns the event when a snapshot has become complete."""
+        generation, step = message["generation"], message["step"]
+        match message["say"]:
+            case "written":
+                pending = self._pending
+                if pending is None or (pending.generation, pending.step) != (generation, step):
+                    pending = self._pending = _Pending(generation, step)
+                assert member.device is not None
+                pending.written.add(member.device)
+                pending.stall_s = max(pending.stall_s, message["stall_s"])
+                if pending.written == set(ranks):
+                    self._gang.tell([next(iter(ranks.values()))], "publish", generation=generation, step=step)
+            case "unwritten":
+                self._pending, self.error = None, message["error"]
+            case "published":
+                stall_s = self._pending.stall_s if self._pending else 0.0
+                self._pending, self.error = None, None
+                self.newest = (message["path"], step)
+                return Snapshotted(self._gang.job_id, generation, step, message["path"], stall_s)
+        return None

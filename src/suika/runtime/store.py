@@ -1,0 +1,60 @@
+"""A job's rendezvous store: a TCPStore in a process of its own, and how a rank joins it.
+
+Never inside the fork server, which must stay single-threaded. The kernel picks the port while binding it (port 0), so
+no other process can take it in between; a token says whose store it is, so that nobody joins another job's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from suika.runtime.messages import Channel, DisconnectedError
+
+HOST = "127.0.0.1"
+TOKEN_KEY = "suika/token"
+ENTRY = "suika.runtime.store:serve"
+_ATTEMPTS = 5
+
+
+class StoreRefusedError(RuntimeError):
+    """What listens there is not this job's store."""
+
+
+def serve(channel: Channel, launch: Mapping[str, Any]) -> None:
+    """Entry of the store's process. `launch`: `{token}`. Says `store` with host and port, then serves until the end."""
+    store = _bind()
+    store.set(TOKEN_KEY, launch["token"])
+    channel.send({"say": "store", "host": HOST, "port": store.port})
+    try:
+        while True:
+            if channel.receive().get("do") == "ping":
+                channel.send({"say": "pong", "num_keys": store.num_keys()})
+    except DisconnectedError:
+        return
+
+
+def _bind() -> TCPStore:
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+        except RuntimeError:
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def join(host: str, port: int, token: str, timeout_s: float) -> TCPStore:
+    """A client of the store at `host:port`; raises `StoreRefusedError` unless it holds `token`."""
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        found = store.get(TOKEN_KEY).decode(errors="replace") if store.check([TOKEN_KEY]) else None
+    except RuntimeError as error:
+        raise StoreRefusedError(f"nothing like a store answers at {host}:{port}: {error}") from None
+    if found != token:
+        raise StoreRefusedError(f"the store at {host}:{port} belongs to another job")
+    return store
