@@ -1,0 +1,157 @@
+"""What one micro-batch costs a rank: rooflines of GEMMs, attention and element-wise work, and the host behind them.
+
+T = tokens of a micro-batch on a rank (micro_batch x sequence / cp), h = hidden, f = ffn. Times in seconds per rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from suika.estimate.grid import Array, Grid
+
+KERNEL_S = 3e-6  # start of a kernel that is already queued
+GEMM_BANDWIDTH = 0.65  # of the memory peak, reached by operands of a GEMM
+TILE = 128  # rows and columns of a GEMM's output tile
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Seconds of one direction through something, by op class."""
+
+    gemm: Array
+    attention: Array
+    vector: Array
+
+    @property
+    def total(self) -> Array:
+        return self.gemm + self.attention + self.vector
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(self.gemm + other.gemm, self.attention + other.attention, self.vector + other.vector)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Per micro-batch: one layer (dense and mixture-of-experts), the embedding and the head, both directions."""
+
+    tokens: Array
+    forward: Pass
+    backward: Pass
+    moe_forward: Pass
+    moe_backward: Pass
+    embedding: Array
+    head_forward: Array
+    head_backward: Array
+
+
+def gemm_s(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> Array:
+    """Time of an (m x k) by (k x n) product: compute and memory roofs joined smoothly.
+
+    Short k (the prologue of a tile's pipeline) and few output tiles per unit (a last, half-empty wave) lower the rate.
+    """
+    tiles = np.maximum(np.ceil(m / TILE) * np.ceil(n / TILE), 1.0)
+    waves = tiles / g.num_units
+    compute = 2 * m * n * k / rate * (1 + g.gemm_k0 / np.maximum(k, 1)) * (1 + 0.5 * g.gemm_wave / waves)
+    memory = g.element_bytes * (m * k + n * k + m * n) / (GEMM_BANDWIDTH * g.memory_bytes_per_s)
+    return np.sqrt(np.sqrt(compute**4 + memory**4)) + KERNEL_S
+
+
+def _linear(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> tuple[Array, Array]:
+    """Forward and backward of a linear layer; a LoRA-frozen one has no weight gradient."""
+    forward = gemm_s(g, m, n, k, rate)
+    backward = gemm_s(g, m, k, n, rate) + (1 - g.lora) * gemm_s(g, n, k, m, rate)
+    return forward, backward
+
+
+def _attention_core(g: Grid, tokens: Array) -> tuple[Array, Array]:
+    """Scores, softmax and weighted values of one layer; causal halves the work of a fused kernel only."""
+    width = g.q_width / g.tp
+    s = g.sequence
+    rate = g.peak * g.attention * s / (s + 400.0) * np.where(g.head_dim <= 64, 0.75, 1.0)
+    fused = 2 * tokens * s * width / rate
+    # Unfused: whole square of scores through memory; bytes per score element: 13 forward, 19 backward.
+    scores = tokens * s * g.heads / g.tp / g.cp
+    through = 0.75 * g.memory_bytes_per_s / (g.element_bytes / 2)
+    loose_forward = 4 * tokens * s * width / (g.peak * g.attention) + 13 * scores / through
+    loose_backward = 8 * tokens * s * width / (g.peak * g.attention) + 19 * scores / through
+    forward = np.where(g.unfused > 0, loose_forward, fused)
+    backward = np.where(g.unfused > 0, loose_backward, 2.5 * fused / 0.85)
+    return forward, backward
+
+
+def _vector(g: Grid, tokens: Array, ffn: Array) -> tuple[Array, Array]:
+    """Norms, residuals, dropout (sharded by sequence parallelism) and activation, rotary and bias work (by tp)."""
+    shard = np.where(g.sequence_parallel > 0, g.tp, 1.0)
+    outer = (16 + 6 * g.dropout) * tokens * g.hidden / shard
+    inner = tokens * (8 * (g.hidden + 2 * g.kv_width) + (4 + 2 * g.gated) * ffn) / g.tp
+    cast = np.where((g.low > 0) & (g.low_gain > 1), (4 * g.hidden + 4 * (g.hidden + ffn) / g.tp) * tokens, 0.0)
+    rate = g.vector * g.memory_bytes_per_s / (g.element_bytes / 2)
+    forward = ((outer + inner) * g.vector_scale + cast) / rate
+    return forward, 1.8 * forward
+
+
+def compute(g: Grid, log: dict[str, Array]) -> Compute:
+    """All per-micro-batch times; `log` holds log factors of the op classes gemm, low, attention and vector."""
+    tokens = g.micro_batch * g.sequence / g.cp
+    wide = g.peak * g.gemm
+    low = np.where(g.low > 0, g.low_gain / g.fp8_scale * np.exp(-log["low"]), 1.0)
+    rate = wide * low
+
+    def attention_block() -> tuple[Pass, Pass]:
+        qkv = _linear(g, tokens, (g.q_width + 2 * g.kv_width) / g.tp, g.hidden, rate)
+        out = _linear(g, tokens, g.hidden, g.q_width / g.tp, rate)
+        core = _attention_core(g, tokens)
+        zero = np.zeros(())
+        return Pass(qkv[0] + out[0], core[0], zero), Pass(qkv[1] + out[1], core[1], zero)
+
+    def mlp(width: Array, rows: Array) -> tuple[Array, Array]:
+        up = _linear(g, rows, width * (1 + g.gated), g.hidden, rate)
+        down = _linear(g, rows, g.hidden, width, rate)
+        return up[0] + down[0], up[1] + down[1]
+
+    def scaled(gemm: Array, core: Array, vector: Array) -> Pass:
+        return Pass(gemm * np.exp(log["gemm"]), core * np.exp(log["attention"]), vector * np.exp(log["vector"]))
+
+    block_f, block_b = attention_block()
+    mlp_f, mlp_b = mlp(g.ffn / g.tp, tokens)
+    vec_f, vec_b = _vector(g, tokens, g.ffn)
+    forward = scaled(block_f.gemm + mlp_f, block_f.attention, vec_f)
+    backward = scaled(block_b.gemm + mlp_b, block_b.attention, vec_b)
+    moe_forward, moe_backward = forward, backward
+    if np.any(g.experts > 0):
+        # Balanced routing: a rank's experts see tokens x experts_per_token rows in groups of one expert each.
+        experts = np.maximum(g.experts, 1)
+        local = experts / g.ep
+        rows = tokens * g.experts_per_token
+        ex_f, ex_b = mlp(g.expert_ffn / g.tp, rows / local)
+        sh_f, sh_b = mlp(g.expert_ffn / g.tp, tokens)
+        routed = g.expert_ffn * (g.experts_per_token + g.shared_experts)
+        vec_f, vec_b = _vector(g, tokens, routed)
+        permute = 8 * rows * g.hidden / (g.vector * g.memory_bytes_per_s)
+        moe_forward = scaled(block_f.gemm + ex_f * local + sh_f * g.shared_experts, block_f.attention, vec_f + permute)
+        moe_backward = scaled(block_b.gemm + ex_b * local + sh_b * g.shared_experts, block_b.attention, vec_b + permute)
+    head_f, head_b = _head(g, tokens, wide)
+    bandwidth = g.vector * g.memory_bytes_per_s
+    embedding = np.exp(log["vector"]) * 6 * g.element_bytes * tokens * g.hidden / bandwidth
+    loss = np.exp(log["vector"]) * np.where(g.fused_loss > 0, 12.0, 24.0) * tokens * g.vocab / g.tp / bandwidth
+    gemm = np.exp(log["gemm"])
+    return Compute(
+        tokens,
+        forward,
+        backward,
+        moe_forward,
+        moe_backward,
+        embedding,
+        head_f * gemm + loss / 2,
+        head_b * gemm + loss / 2,
+    )
+
+
+def _head(g: Grid, tokens: Array, rate: Array) -> tuple[Array, Array]:
+    """Logits: never in low precision; vocabulary split over tp."""
+    columns = g.vocab / g.tp
+    forward = gemm_s(g, tokens, columns, g.hidden, rate)
+    backward = gemm_s(g, tokens, g.hidden, columns, rate) + (1 - g.lora) * gemm_s(g, columns, g.hidden, tokens, rate)
+    return forward, backward

@@ -1,0 +1,159 @@
+"""`estimate_step`: the price and memory of one layout; `estimate_many`: of many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from suika.core.cluster import Cluster
+from suika.core.layout import Layout
+from suika.core.model import ModelSpec
+from suika.core.plan import Estimate
+from suika.estimate.catalog import DeviceType, Wiring, resolve
+from suika.estimate.grid import Array, Grid, LayoutColumns, make_grid
+from suika.estimate.memory import Memory, memory
+from suika.estimate.pipeline import makespan
+from suika.estimate.recipe import DEFAULT, Recipe
+from suika.estimate.step import Price, price
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is estimated, apart from the layout: model, batch and where it runs."""
+
+    model: ModelSpec
+    global_batch: int
+    sequence_length: int
+    precision: str
+    device: DeviceType
+    wiring: Wiring
+    recipe: Recipe = DEFAULT
+    calibration: Calibrated | None = None
+    cores: int = 0
+
+    def grid(self, layouts: LayoutColumns) -> Grid:
+        return make_grid(
+            self.model,
+            layouts,
+            self.device,
+            self.wiring,
+            self.recipe,
+            self.global_batch,
+            self.sequence_length,
+            self.precision,
+            self.cores,
+        )
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Log factors by op class and the standard deviation of log(time) that is left."""
+
+    log_factors: dict[str, float]
+    sigma: float
+
+
+COLD_SIGMA = 0.10  # of log(measured / predicted) without any measurement; see docs/numbers/estimate.md
+
+
+def setting(
+    model: ModelSpec,
+    device_type: str,
+    *,
+    global_batch: int,
+    sequence_length: int,
+    precision: str = "bf16",
+    cluster: Cluster | None = None,
+    devices_per_node: int = 0,
+    recipe: Recipe = DEFAULT,
+    calibration: Calibrated | None = None,
+    cores: int = 0,
+) -> Setting:
+    """`devices_per_node` (0: as many as the nodes have) is what the job holds of each node."""
+    device = resolve(device_type)
+    wiring = Wiring.of(device, cluster)
+    if devices_per_node:
+        per_node = min(devices_per_node, wiring.devices_per_node)
+        wide = wiring.domain_size > wiring.devices_per_node
+        domain = wiring.domain_size if wide else min(wiring.domain_size, per_node)
+        wiring = Wiring(per_node, domain, wiring.domain, wiring.node, wiring.network)
+    return Setting(model, global_batch, sequence_length, precision, device, wiring, recipe, calibration, cores)
+
+
+def estimate_many(s: Setting, layouts: LayoutColumns) -> tuple[Price, Memory]:
+    """Prices and peaks of all rows at once (closed form of the pipeline)."""
+    grid = s.grid(layouts)
+    return price(grid, s.calibration.log_factors if s.calibration else None), memory(grid)
+
+
+def estimate_step(
+    model: ModelSpec,
+    layout: Layout,
+    device_type: str,
+    *,
+    global_batch: int,
+    sequence_length: int,
+    precision: str = "bf16",
+    cluster: Cluster | None = None,
+    devices_per_node: int = 0,
+    recipe: Recipe = DEFAULT,
+    calibration: Calibrated | None = None,
+    cores: int = 0,
+) -> Estimate:
+    """One layout, its pipeline priced by the max-plus recurrence of the real schedule over the real stages."""
+    s = setting(
+        model,
+        device_type,
+        global_batch=global_batch,
+        sequence_length=sequence_length,
+        precision=precision,
+        cluster=cluster,
+        devices_per_node=devices_per_node,
+        recipe=recipe,
+        calibration=calibration,
+        cores=cores,
+    )
+    return estimate_layout(s, layout)
+
+
+def estimate_layout(s: Setting, layout: Layout) -> Estimate:
+    prices, memories = estimate_many(s, LayoutColumns.of([layout], s.model))
+    parts = {name: float(np.ravel(value)[0]) for name, value in prices.parts_s.items()}
+    if layout.pp > 1:
+        closed = sum(parts[k] for k in parts if k not in ("dp", "optimizer"))
+        parts["pp_bubble"] += exact_pipeline_s(prices, layout, s.model) - closed
+    parts = {name: value for name, value in parts.items() if value}
+    step = sum(parts.values())
+    sigma = s.calibration.sigma if s.calibration else COLD_SIGMA
+    spread = float(np.exp(1.2816 * sigma))
+    stages = [memories.stages[k] for k in ("first", "middle", "last")]
+    first, middle, last = (int(np.ravel(value)[0]) for value in stages)
+    peaks = (first, *[middle] * (layout.pp - 2), last) if layout.pp > 1 else (first,)
+    return Estimate(
+        step,
+        step / spread,
+        step * spread,
+        parts,
+        peaks,
+        int(np.ravel(memories.p90)[0]),
+        {k: int(np.ravel(v)[0]) for k, v in memories.parts.items() if np.ravel(v)[0]},
+    )
+
+
+def exact_pipeline_s(p: Price, layout: Layout, model: ModelSpec) -> float:
+    """Makespan of the schedule over the real chunks of `layout`; row 0 of `p`."""
+
+    def at(value: Array) -> float:
+        return float(np.ravel(value)[0])
+
+    chunks = layout.resolve(model).layers_per_stage
+    host = at(p.micro_batch_s) / 2 / layout.virtual_stages
+    hop = at(p.hop_s)
+    forward = [n * at(p.layer_forward_s) + host + hop for n in chunks]
+    backward = [n * at(p.layer_backward_s) + host + hop for n in chunks]
+    forward[0] += at(p.embedding_s)
+    backward[0] += 2 * at(p.embedding_s)
+    forward[-1] += at(p.head_forward_s)
+    backward[-1] += at(p.head_backward_s)
+    return makespan(forward, backward, layout.pp, int(at(p.num_micro)))
