@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 from suika.core.errors import SpecError
+from suika.runtime.messages import connect
 
 
 def home() -> Path:
@@ -33,9 +33,8 @@ def call(name: str, path: Path | None = None, timeout_s: float = 60.0, **argumen
     where = path or socket_path()
     request = json.dumps({"call": name, "with": arguments}).encode() + b"\n"
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with connect(where) as connection:
             connection.settimeout(timeout_s)
-            connection.connect(str(where))
             connection.sendall(request)
             with connection.makefile("rb") as lines:
                 line = lines.readline()

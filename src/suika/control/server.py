@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import socketserver
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from suika.core.errors import SpecError
+from suika.runtime.messages import listen
 
 MAX_REQUEST_BYTES = 1 << 20
 Calls = Mapping[str, Callable[..., Any]]
@@ -25,16 +25,12 @@ class SocketServer:
     """Answers `calls` until `close`. Each connection has a thread; calls must be safe from any thread."""
 
     def __init__(self, path: Path, calls: Calls) -> None:
-        if len(os.fsencode(path)) > 100:
-            raise SpecError("SUIKA_HOME", str(path.parent), "is too long for a Unix socket", "choose a shorter folder")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         self.path = path
-        before = os.umask(0o177)
-        try:
-            self._server = _Server(str(path), _Handler)
-        finally:
-            os.umask(before)
+        self._server = _Server(str(path), _Handler, bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listen(path)
         self._server.calls = calls
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="server", daemon=True)
         self._thread.start()
@@ -49,7 +45,6 @@ class SocketServer:
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128
     calls: Calls
 
 
@@ -82,7 +77,7 @@ def _perform(calls: Calls, line: bytes) -> Any:
         raise SpecError("request", f"{len(line)} bytes", f"is longer than {MAX_REQUEST_BYTES} bytes")
     try:
         request = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SpecError("request", line[:80].decode(errors="replace"), "is not JSON") from None
     if not isinstance(request, dict) or set(request) != {"call", "with"} or not isinstance(request["with"], dict):
         raise SpecError("request", str(request)[:80], 'is not {"call": name, "with": {..}}')

@@ -39,12 +39,14 @@ class Store(Protocol):
         ...
 
     def put(self, job: Job) -> None:
-        """Replace the record that `job` was made from (its version + 1); raises `StaleWriteError` otherwise."""
+        """Replace the record that `job` was made from (its version + 1); raises `StaleWriteError` otherwise.
+
+        Leaves `steps_done` alone: a change of state never takes back a step that was done meanwhile."""
         ...
 
     def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
-        """Record progress of a generation. False, and no change, unless that generation is the job's present one:
-        an old incarnation that comes back writes nothing. Leaves the version alone."""
+        """Record the progress of a generation (less than before after a recovery). False, and no change, unless that
+        generation is the job's present one: an old incarnation writes nothing. Leaves the version alone."""
         ...
 
     def job(self, job_id: str) -> Job: ...
@@ -83,9 +85,7 @@ class MemoryStore:
             present = self._jobs[job.id]
             if present.version + 1 != job.version:
                 raise StaleWriteError(f"{job.id}: version {present.version} was not the one read ({job.version - 1})")
-            # Progress is not guarded by the version: a change of state never takes back a step done meanwhile.
-            kept = present.steps_done if present.generation == job.generation else job.steps_done
-            self._jobs[job.id] = replace(job, steps_done=max(kept, job.steps_done))
+            self._jobs[job.id] = replace(job, steps_done=present.steps_done)
 
     def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
         with self._lock:

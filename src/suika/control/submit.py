@@ -26,15 +26,20 @@ def admit(data: Any, cluster: Cluster, curve_of: CurveOf, taken: Iterable[str] =
     require(spec.name not in set(taken), "job.name", spec.name, "a job of this name is still active", "choose another")
     check_data(spec.data)
     check_devices(spec, cluster)
-    curve = curve_of(spec)
+    check_options(spec, curve_of)
+    return spec
+
+
+def check_options(spec: JobSpec, curve_of: CurveOf) -> None:
+    """Raise unless at least one layout of the job's range fits the devices' memory and the batch."""
+    wanted = spec.devices
     require(
-        any(spec.devices.min <= option.num_devices <= spec.devices.max for option in curve.options),
+        any(wanted.min <= option.num_devices <= wanted.max for option in curve_of(spec).options),
         "job.devices",
-        f"{spec.devices.min}..{spec.devices.max}",
+        f"{wanted.min}..{wanted.max}",
         f"no layout of {spec.model.name} with global_batch({spec.global_batch}) fits that many devices of this cluster",
         "widen the range, raise the batch or choose a smaller model",
     )
-    return spec
 
 
 def check_data(path: str) -> None:

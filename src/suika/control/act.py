@@ -1,0 +1,209 @@
+"""The active half of the loop: ask the policy, adopt what it decides, carry out what can be carried out now.
+
+decide      snapshot -> cycle -> adopted decisions, and for every waiting job why it waits
+dispatch    start each adopted decision whose devices nobody else holds any more
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from suika.control.state import State, Waiting
+from suika.control.store import StaleWriteError
+from suika.control.views import Pricing, take_snapshot
+from suika.core.decision import Action, Decision, Reason, ReasonCode
+from suika.core.errors import SpecError
+from suika.core.job import Job, JobState
+from suika.core.plan import Plan
+from suika.core.policy import Policy
+from suika.core.snapshot import Snapshot
+from suika.runtime.coordinator import JobRun
+from suika.runtime.events import JobEvent
+from suika.schedule.cycle import CycleResult, Step, run_cycle
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Launcher(Protocol):
+    """Brings a job's processes up."""
+
+    def prepare(self, job: Job) -> Path:
+        """The job's data, ready to be read; may take long and is called off the loop. Raises `SpecError`."""
+        ...
+
+    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun: ...
+
+
+class Actor:
+    """`post` hands a call to the loop's thread; `background` runs one elsewhere and gives its future."""
+
+    def __init__(
+        self,
+        state: State,
+        pricing: Pricing,
+        policy: Policy,
+        launcher: Launcher,
+        on_event: Callable[[JobEvent], None],
+        post: Post,
+        background: Callable[..., Future[Any]],
+        on_failed_move: Callable[[str, str], None],
+    ) -> None:
+        self.state = state
+        self.pricing = pricing
+        self.policy = policy
+        self.launcher = launcher
+        self.on_event = on_event
+        self.post = post
+        self.background = background
+        self.on_failed_move = on_failed_move
+
+    # -- decide -------------------------------------------------------------------------------------------------------
+
+    def decide(self) -> CycleResult:
+        """One cycle of the scheduler; its decisions are adopted, predecessors first."""
+        began_s = time.perf_counter()
+        snapshot = take_snapshot(self.state, self.pricing)
+        result = run_cycle(snapshot, self.policy)
+        taken_s = time.perf_counter() - began_s
+        release_s: dict[str, float] = {}
+        for step in result.steps:
+            self._adopt(snapshot, step, release_s)
+        for job_id, reason in result.waits.items():
+            self._say_why_it_waits(job_id, reason)
+        if result.steps or result.rejected:
+            rejected = {decision.job_id: str(reason) for decision, reason in result.rejected}
+            self.state.log("cycle", taken_s=taken_s, decisions=len(result.steps), rejected=rejected)
+        return result
+
+    def _adopt(self, snapshot: Snapshot, step: Step, release_s: dict[str, float]) -> None:
+        decision, now = step.decision, snapshot.now_s
+        view, job = snapshot.job_of[decision.job_id], self.state.store.job(decision.job_id)
+        plan = None
+        if decision.layout is not None:
+            spec = job.spec
+            shape = (spec.model, spec.global_batch, spec.sequence_length)
+            plan = Plan.checked(decision.layout, decision.devices, *shape, snapshot.cluster)
+            move = snapshot.move_cost(view, plan.layout, plan.devices)
+        ready_s = max([step.not_before_s, now, *(release_s[other] for other in step.after)])
+        release_s[job.id] = ready_s + (move.release_s if plan else snapshot.move_cost.typical(view))
+        self.state.waiting.append(Waiting(decision, plan, set(step.after), release_s[job.id]))
+        self.state.log(
+            "decided",
+            job.id,
+            action=decision.action,
+            reason=decision.reason.code,
+            sentence=decision.reason.sentence,
+            layout=plan.layout.to_dict() if plan else None,
+            devices=[str(device) for device in decision.devices],
+            after=list(step.after),
+            predicted_pause_s=move.pause_s if plan else None,
+        )
+
+    def _say_why_it_waits(self, job_id: str, reason: Reason) -> None:
+        job = self.state.store.job(job_id)
+        unsatisfiable = reason.code is ReasonCode.UNSATISFIABLE
+        if job.state is JobState.QUEUED and unsatisfiable:
+            self.state.change(job, JobState.UNSATISFIABLE, reason)
+        elif job.state is JobState.RECOVERING or (job.state is JobState.UNSATISFIABLE and not unsatisfiable):
+            self.state.change(job, JobState.QUEUED, reason)
+        elif job.state in (JobState.QUEUED, JobState.UNSATISFIABLE) and job.reason != reason:
+            self.state.store.put(job.update(reason=reason))
+            if job.reason.code != reason.code:
+                self.state.log("waits", job_id, reason=reason.code, sentence=reason.sentence)
+
+    # -- dispatch -----------------------------------------------------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """Carry out every adopted decision that waits for nobody and whose devices are free of others."""
+        for waiting in list(self.state.waiting):
+            if waiting.after or any(device in self.state.releasing for device in waiting.decision.devices):
+                continue
+            self.state.waiting.remove(waiting)
+            job = self.state.store.job(waiting.decision.job_id)
+            match waiting.decision.action:
+                case Action.START:
+                    self._start(job, waiting)
+                case Action.REDEPLOY:
+                    self._redeploy(job, waiting)
+                case Action.PREEMPT:
+                    self._preempt(job, waiting.decision)
+
+    def _start(self, job: Job, waiting: Waiting) -> None:
+        plan, state, reason = waiting.plan, self.state, waiting.decision.reason
+        assert plan is not None
+        if job.state is JobState.UNSATISFIABLE:
+            job = state.change(job, JobState.QUEUED, reason)
+        watch, generation = state.watch(job.id), job.last_generation + 1
+        watch.busy_until_s = state.clock() + watch.launch_s
+        state.hold(job.id, plan.devices)
+        # The generation is on record before any process bears its number.
+        state.change(job, JobState.STARTING, reason, plan=plan, generation=generation, last_generation=generation)
+        if watch.run is not None:
+            self._ask_to_start(job.id, generation)
+        else:
+            prepared = self.background(self.launcher.prepare, job)
+            prepared.add_done_callback(lambda done: self.post(lambda: self._prepared(job.id, generation, done)))
+
+    def _prepared(self, job_id: str, generation: int, prepared: Future[Path]) -> None:
+        job, watch = self.state.store.job(job_id), self.state.watch(job_id)
+        if job.state is not JobState.STARTING or job.generation != generation:
+            return  # cancelled meanwhile
+        error = prepared.exception()
+        if error is not None:
+            sentence = str(error) if isinstance(error, SpecError) else f"its data cannot be prepared: {error}"
+            devices = watch.held
+            self.state.hold(job_id, ())
+            failed = Reason(ReasonCode.FAILED, sentence)
+            self.state.change(job, JobState.FAILED, failed, ended_s=self.state.clock())
+            self.state.freed(devices)
+            return
+        watch.run = self.launcher.run(job, prepared.result(), self.on_event)
+        self._ask_to_start(job_id, generation)
+
+    def _ask_to_start(self, job_id: str, generation: int) -> None:
+        job, watch = self.state.store.job(job_id), self.state.watch(job_id)
+        assert watch.run is not None
+        assert job.plan is not None
+        watch.run.start(job.plan, generation, watch.snapshot)
+
+    def _redeploy(self, job: Job, waiting: Waiting) -> None:
+        plan, state, reason = waiting.plan, self.state, waiting.decision.reason
+        watch, generation = state.watch(job.id), job.last_generation + 1
+        assert plan is not None
+        assert job.plan is not None
+        assert watch.run is not None
+        watch.busy_until_s = waiting.expected_s
+        state.hold(job.id, {*job.plan.devices, *plan.devices})
+        state.give_up(set(job.plan.devices) - set(plan.devices), waiting.expected_s)
+        state.change(job, JobState.REDEPLOYING, reason, target=plan, last_generation=generation)
+        moved = watch.run.redeploy(plan, generation, reason, lambda: self._commit(job.id, plan, generation))
+        moved.add_done_callback(lambda done: self._report_failure(job.id, done))
+
+    def _commit(self, job_id: str, plan: Plan, generation: int) -> bool:
+        """The point of no return, on the job's thread: one compare-and-set. False: it was cancelled meanwhile."""
+        job = self.state.store.job(job_id)
+        if job.state is not JobState.REDEPLOYING or job.last_generation != generation:
+            return False
+        try:
+            self.state.store.put(job.update(plan=plan, generation=generation, num_moves=job.num_moves + 1))
+        except StaleWriteError:
+            return False
+        return True
+
+    def _report_failure(self, job_id: str, moved: Future[Any]) -> None:
+        """A command that could not even run reports no event: say so to the loop. (A death reports its own.)"""
+        error = moved.exception() if not moved.cancelled() else None
+        if error is not None:
+            self.post(lambda: self.on_failed_move(job_id, str(error)))
+
+    def _preempt(self, job: Job, decision: Decision) -> None:
+        state, watch = self.state, self.state.watch(job.id)
+        assert watch.run is not None
+        watch.busy_until_s = state.clock() + watch.launch_s
+        state.give_up(watch.held, watch.busy_until_s)
+        state.change(job, JobState.PREEMPTING, decision.reason)
+        watch.run.preempt()

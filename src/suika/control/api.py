@@ -1,0 +1,251 @@
+"""What people and programs may ask of a controller. The same calls stand behind the socket and, later, REST.
+
+Everything returned is plain data: numbers, strings, lists and mappings; times in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from suika.control.controller import Controller
+from suika.control.observe import drop
+from suika.control.state import Watch
+from suika.control.submit import admit, check_options, resized
+from suika.core.cluster import Device
+from suika.core.decision import Reason, ReasonCode
+from suika.core.errors import SpecError, require
+from suika.core.job import ENDED, HOLDS_DEVICES, Job, JobState
+from suika.core.plan import Plan
+from suika.core.snapshot import Option
+
+
+class Api:
+    """Safe from any thread: checks run here, changes run on the controller's loop."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.state = controller.state
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events")
+        return {name: getattr(self, name) for name in names}
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Any, request_id: str | None = None, dry_run: bool = False) -> dict[str, Any]:
+        """Accept a job file, parsed. The same `request_id` and body again is the same job; another body is refused."""
+        job_id = _job_id(request_id or secrets.token_hex(16))
+        known = self._known(job_id, job)
+        if known is not None:
+            return known
+        taken = [] if dry_run else [other.spec.name for other in self.state.active()]
+        spec = admit(job, self.state.cluster, self.controller.pricing.curve, taken)
+        if dry_run:
+            options = [_option(option) for option in self.controller.pricing.curve(spec).options]
+            return {"dry_run": True, "spec": spec.model_dump(mode="json"), "options": options}
+
+        def accept() -> dict[str, Any]:
+            known = self._known(job_id, job)
+            if known is not None:
+                return known
+            names = {other.spec.name for other in self.state.active()}
+            require(spec.name not in names, "job.name", spec.name, "a job of this name is still active")
+            self.state.store.add(Job(job_id, spec, self.state.clock()))
+            self.state.log("submitted", job_id, spec=spec.model_dump(mode="json"), body=_digest(job))
+            self.state.changed = True
+            return self._row(self.state.store.job(job_id))
+
+        return self.controller.call(accept)
+
+    def _known(self, job_id: str, body: Any) -> dict[str, Any] | None:
+        first = next(iter(self.state.store.events(job_id=job_id)), None)
+        if first is None:
+            return None
+        same = first.data["body"] == _digest(body)
+        require(same, "request_id", job_id, "was used for another job", "use a new one")
+        return self._row(self.state.store.job(job_id))
+
+    def resize(self, job: str, devices: str | None = None, layout: str | None = None) -> dict[str, Any]:
+        """A user's wish for another size or layout; the scheduler carries it out, or says why it waits."""
+
+        def change() -> dict[str, Any]:
+            found = self._active(job)
+            spec = resized(found.spec, devices, layout, self.state.cluster)
+            check_options(spec, self.controller.pricing.curve)
+            self.state.store.put(found.update(spec=spec))
+            fixed = None if spec.layout == "auto" else spec.layout.to_dict()
+            wish = {"min": spec.devices.min, "max": spec.devices.max, "layout": fixed}
+            self.state.log("resized", found.id, **wish)
+            self.state.watch(found.id).hold_until_s = 0.0  # a user's word ends a back-off
+            self.state.changed = True
+            return self._row(self.state.store.job(found.id))
+
+        return self.controller.call(change)
+
+    def cancel(self, job: str) -> dict[str, Any]:
+        """End a job for good. Its devices are free once its processes are gone."""
+
+        def change() -> dict[str, Any]:
+            found, state = self._active(job), self.state
+            watch = state.watch(found.id)
+            for waiting in [w for w in state.waiting if w.decision.job_id == found.id]:
+                drop(state, waiting, "the job was cancelled")
+            reason = Reason(ReasonCode.CANCELLED, "the user cancelled it")
+            state.change(found, JobState.CANCELLED, reason, ended_s=state.clock(), target=None)
+            if watch.run is not None and watch.held:
+                state.give_up(watch.held, state.clock())
+                watch.run.kill()
+            else:
+                state.hold(found.id, ())
+                self.controller.retire(watch)
+            state.changed = True
+            return self._row(state.store.job(found.id))
+
+        return self.controller.call(change)
+
+    def drain(self, node: str, undo: bool = False) -> dict[str, Any]:
+        """Move jobs off `node` and give it no new work, until `undo`."""
+        require(node in self.state.cluster.node_of, "node", node, "is not in the cluster", "see `suika nodes`")
+
+        def change() -> dict[str, Any]:
+            before = self.state.store.draining()
+            self.state.store.set_draining(before - {node} if undo else before | {node})
+            self.state.log("node-returned" if undo else "node-draining", node=node)
+            self.state.changed = True
+            return next(row for row in self.nodes() if row["name"] == node)
+
+        return self.controller.call(change)
+
+    # -- views --------------------------------------------------------------------------------------------------------
+
+    def jobs(self, all: bool = False) -> list[dict[str, Any]]:
+        """Jobs in order of submission; those that have ended too with `all`."""
+        return [self._row(job) for job in self.state.store.jobs() if all or job.state not in ENDED]
+
+    def describe(self, job: str) -> dict[str, Any]:
+        """All there is to know of a job: its file, its options, where it runs, its moves."""
+        found = self._find(job)
+        events = self.state.store.events(job_id=found.id)
+        return self._row(found) | {
+            "spec": found.spec.model_dump(mode="json"),
+            "options": [_option(option) for option in self.controller.pricing.curve(found.spec).options],
+            "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
+            "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
+        }
+
+    def explain(self, job: str) -> dict[str, Any]:
+        """Why a job has what it has, or why it waits: the present reason, and every decision about it."""
+        found = self._find(job)
+        kinds = ("decided", "waits", "decision-cancelled", "move-failed", "resized", "recovering")
+        events = [event.to_dict() for event in self.state.store.events(job_id=found.id) if event.kind in kinds]
+        going = next((w for w in self.state.waiting if w.decision.job_id == found.id), None)
+        reason = going.decision.reason if going else found.reason
+        sentence = reason.sentence
+        if going is not None and going.after:
+            others = ", ".join(sorted(self.state.store.job(other).spec.name for other in going.after))
+            sentence += f" (waits until {others} has given up its devices)"
+        return {
+            "id": found.id,
+            "name": found.spec.name,
+            "state": found.state,
+            "reason": {"code": reason.code, "sentence": sentence},
+            "history": events,
+        }
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Nodes, and for each device who holds it and in which state it is."""
+        users: dict[Device, list[str]] = {}
+        for job in self.state.active():
+            for device in self.state.watch(job.id).held:
+                users.setdefault(device, []).append(job.spec.name)
+        draining, down = self.state.store.draining(), dict(self.state.down)
+        releasing = dict(self.state.releasing)
+
+        def describe(device: Device) -> dict[str, Any]:
+            state = "down" if device in down else "releasing" if device in releasing else "free"
+            jobs = users.get(device, [])
+            return {"device": str(device), "state": "used" if jobs and state == "free" else state, "jobs": jobs}
+
+        return [
+            {
+                "name": node.name,
+                "type": node.device_type,
+                "draining": node.name in draining,
+                "devices": [describe(device) for device in node.devices],
+            }
+            for node in self.state.cluster.nodes
+        ]
+
+    def events(self, after: int = 0, job: str | None = None, limit: int = 1000) -> list[dict[str, Any]]:
+        """What happened, oldest first: the events after number `after`, at most `limit`."""
+        job_id = self._find(job).id if job else None
+        return [event.to_dict() for event in self.state.store.events(after, job_id)[: max(limit, 0)]]
+
+    # -- finding and showing ------------------------------------------------------------------------------------------
+
+    def _find(self, name: str) -> Job:
+        """The job of this id or name: the active one, else the latest that ended."""
+        jobs = self.state.store.jobs()
+        found = [job for job in jobs if name in (job.id, job.spec.name)]
+        if not found:
+            raise SpecError("job", name, "there is no such job", "see `suika ps --all`")
+        return max(found, key=lambda job: (job.state not in ENDED, job.submitted_s))
+
+    def _active(self, name: str) -> Job:
+        job = self._find(name)
+        require(job.state not in ENDED, "job", name, f"has ended ({job.state})")
+        return job
+
+    def _row(self, job: Job) -> dict[str, Any]:
+        watch = self.state.watches.get(job.id, Watch())
+        plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
+        return {
+            "id": job.id,
+            "name": job.spec.name,
+            "state": job.state,
+            "reason": {"code": job.reason.code, "sentence": job.reason.sentence},
+            "tenant": job.spec.tenant,
+            "priority": job.spec.priority,
+            "layout": plan.layout.to_dict() if plan else None,
+            "devices": [str(device) for device in plan.devices] if plan else [],
+            "generation": job.generation,
+            "steps_done": job.steps_done,
+            "steps": job.spec.steps,
+            "loss": watch.losses.get(job.steps_done),
+            "step_s": watch.step_s,
+            "predicted_step_s": self._predicted_step_s(job, plan),
+            "num_moves": job.num_moves,
+            "submitted_s": job.submitted_s,
+            "started_s": job.started_s,
+            "ended_s": job.ended_s,
+            "jct_s": job.ended_s - job.submitted_s if job.ended_s is not None else None,
+        }
+
+    def _predicted_step_s(self, job: Job, plan: Plan | None) -> float | None:
+        if plan is None:
+            return None
+        options = self.controller.pricing.curve(job.spec).options
+        return next((option.step_s for option in options if option.layout == plan.layout), None)
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {
+        "devices": option.num_devices,
+        "shape": list(option.shape),
+        "layout": option.layout.to_dict(),
+        "step_s": option.step_s,
+        "device_type": option.device_type,
+    }
+
+
+def _job_id(request_id: str) -> str:
+    """A function of the request alone: a retry names the same job."""
+    return "j" + hashlib.sha256(request_id.encode()).hexdigest()[:10]
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

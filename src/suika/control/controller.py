@@ -1,0 +1,143 @@
+"""The live driver: one reconcile loop in two halves. It first takes in what happened, then acts on it.
+
+Only the loop's thread changes anything, but for a move's commit (a compare-and-set in the store). Requests of users and
+reports of jobs go through one inbox; those that come in during a cycle are decided together in the next.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from suika.control.act import Actor, Launcher
+from suika.control.observe import Observer
+from suika.control.state import Clock, State, Watch
+from suika.control.store import Store
+from suika.control.views import Pricing
+from suika.core.cluster import Cluster
+from suika.core.policy import Policy
+from suika.runtime.coordinator import JobRun
+from suika.runtime.events import JobEvent
+
+T = TypeVar("T")
+TICK_S = 0.2  # the longest that an expired hold goes unnoticed
+CALL_WAIT_S = 30.0
+DEVICE_HOLD_S = 30.0  # a device whose process died is set aside for so long
+
+
+class Controller:
+    """`turn` is one round of the loop (tests call it with their own clock); `start` runs rounds in a thread."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        policy: Policy,
+        pricing: Pricing,
+        launcher: Launcher,
+        clock: Clock,
+        device_hold_s: float = DEVICE_HOLD_S,
+    ) -> None:
+        self.state = State(cluster, store, clock)
+        self.pricing = pricing
+        self._inbox: queue.SimpleQueue[JobEvent | Callable[[], None]] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(4, "control")
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self.observer = Observer(self.state, device_hold_s, self.retire)
+        self.actor = Actor(
+            self.state,
+            pricing,
+            policy,
+            launcher,
+            on_event=self._inbox.put,
+            post=self._inbox.put,
+            background=self._pool.submit,
+            on_failed_move=self.observer.move_failed,
+        )
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def turn(self, wait_s: float = 0.0) -> None:
+        """Take in everything that has arrived (waiting up to `wait_s` for a first message), then act."""
+        for message in self._arrived(wait_s):
+            self._guarded(message if callable(message) else partial(self.observer.see, message))
+        self._guarded(self._expire_holds)
+        if self.state.changed:
+            self.state.changed = False
+            self._guarded(self.actor.decide)
+        self._guarded(self.actor.dispatch)
+
+    def _arrived(self, wait_s: float) -> list[JobEvent | Callable[[], None]]:
+        messages = []
+        try:
+            messages.append(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
+            while True:
+                messages.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def _guarded(self, action: Callable[[], Any]) -> None:
+        """A fault of ours in one message or cycle must not end the loop for all jobs: it is logged for all to see."""
+        try:
+            action()
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            self.state.log("controller-fault", error=f"{type(error).__name__}: {error}")
+
+    def _expire_holds(self) -> None:
+        """Devices that were set aside come back; jobs left alone after a failed move may be decided about again."""
+        state, now = self.state, self.state.clock()
+        for device in [device for device, until_s in state.down.items() if until_s <= now]:
+            del state.down[device]
+            state.log("device-returned", device=str(device))
+            state.changed = True
+        for watch in state.watches.values():
+            if watch.hold_until_s and watch.hold_until_s <= now:
+                watch.hold_until_s = 0.0
+                state.changed = True
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._loop, name="controller", daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self.turn(TICK_S)
+
+    def call(self, change: Callable[[], T]) -> T:
+        """Run `change` on the loop's thread, between cycles; its result, or what it raises."""
+        if self._thread is None or threading.current_thread() is self._thread:
+            return change()
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(change())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.put(run)
+        return done.result(CALL_WAIT_S)
+
+    def retire(self, watch: Watch) -> None:
+        """The job will not run again: let go of what ran it, off the loop."""
+        if watch.run is not None:
+            self._pool.submit(watch.run.close)
+            watch.run = None
+
+    def close(self) -> None:
+        """End every job's processes, then the loop. Returns when they are gone."""
+        self._stopping = True
+        if self._thread is not None:
+            self._thread.join(CALL_WAIT_S)
+        runs: list[JobRun] = [watch.run for watch in self.state.watches.values() if watch.run is not None]
+        for closing in [self._pool.submit(run.close) for run in runs]:
+            closing.result(CALL_WAIT_S)
+        self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,213 @@
+"""The passive half of the loop: what the jobs' processes report becomes records and events. Nothing is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatchmethod
+from typing import Any
+
+from suika.control.state import State, Waiting, Watch
+from suika.core.decision import Reason, ReasonCode
+from suika.core.job import ENDED, JobState
+from suika.core.redeployment import Phase, Redeployment
+from suika.runtime.events import Ended, JobEvent, Measured, Moving, Outcome, Released, Snapshotted, Started, StepDone
+
+MAX_RECOVERIES = 5  # without a new snapshot in between: then the job is given up
+BACK_OFF_S = 2.0  # after the first failed move; doubles with each that follows
+
+
+class Observer:
+    """`see` takes one report. A report of a generation that is not the job's any more changes nothing."""
+
+    def __init__(self, state: State, device_hold_s: float, retire: Callable[[Watch], None]) -> None:
+        self.state = state
+        self.device_hold_s = device_hold_s
+        self.retire = retire
+
+    @singledispatchmethod
+    def see(self, report: JobEvent) -> None:
+        raise AssertionError(f"no reading of {report}")
+
+    @see.register
+    def _(self, report: Started) -> None:
+        state = self.state
+        job, watch = state.store.job(report.job_id), state.watch(report.job_id)
+        if job.state is not JobState.STARTING or job.generation != report.generation:
+            return
+        watch.busy_until_s, watch.launch_s = 0.0, report.launch_s
+        started_s = job.started_s if job.started_s is not None else state.clock()
+        state.change(job, JobState.RUNNING, job.reason, started_s=started_s)
+        state.log("launched", job.id, launch_s=report.launch_s, resumed_step=report.resumed_step)
+        state.changed = True
+
+    @see.register
+    def _(self, report: StepDone) -> None:
+        watch = self.state.watch(report.job_id)
+        if not self.state.store.progress(report.job_id, report.generation, report.step):
+            return
+        watch.losses[report.step] = report.loss
+        known = watch.step_s is not None
+        watch.step_ends_s.append(report.at_s)
+        if not known and watch.step_s is not None:
+            self.state.changed = True  # this layout's first measurement
+
+    @see.register
+    def _(self, report: Moving) -> None:
+        record = report.record
+        if record.phase is Phase.COMMIT:
+            self._moved(record)
+        elif record.phase is Phase.ABORTED:
+            self.move_failed(report.job_id, record.error or "aborted", record)
+
+    def _moved(self, record: Redeployment) -> None:
+        state = self.state
+        job, watch = state.store.job(record.job_id), state.watch(record.job_id)
+        if job.state is not JobState.REDEPLOYING:
+            return  # cancelled meanwhile: its end is on the way
+        watch.step_ends_s.clear()
+        watch.busy_until_s, watch.failed_moves = 0.0, 0
+        state.hold(job.id, record.new.devices)
+        state.change(job, JobState.RUNNING, record.reason, target=None)
+        state.log(
+            "committed", job.id, generation=record.generation, cut_step=record.cut_step, plan=record.new.to_dict()
+        )
+        state.changed = True
+
+    def move_failed(self, job_id: str, error: str, record: Redeployment | None = None) -> None:
+        """The old generation trains on; the job is left alone for a while, longer each time."""
+        state = self.state
+        job, watch = state.store.job(job_id), state.watch(job_id)
+        if job.state is not JobState.REDEPLOYING:
+            return
+        watch.failed_moves += 1
+        watch.busy_until_s = 0.0
+        watch.hold_until_s = state.clock() + BACK_OFF_S * 2 ** (watch.failed_moves - 1)
+        assert job.plan is not None
+        state.freed(job.plan.devices)  # not given up after all
+        state.change(job, JobState.RUNNING, job.reason, target=None)
+        state.log("move-failed", job_id, error=error, record=record_dict(record) if record else None)
+        cancel_dependants(state, job_id, f"the move of {job.spec.name} failed: {error}")
+        state.changed = True
+
+    @see.register
+    def _(self, report: Released) -> None:
+        self.state.freed(report.devices)
+        for waiting in self.state.waiting:
+            waiting.after.discard(report.job_id)
+        self.state.log("released", report.job_id, devices=[str(device) for device in report.devices])
+
+    @see.register
+    def _(self, report: Measured) -> None:
+        self.state.log("redeployed", report.job_id, **record_dict(report.record))
+
+    @see.register
+    def _(self, report: Snapshotted) -> None:
+        state = self.state
+        job = state.store.job(report.job_id)
+        state.watch(job.id).snapshot = report.path
+        if job.num_recoveries:
+            state.store.put(job.update(num_recoveries=0))
+        state.log("snapshot", job.id, step=report.step, stall_s=report.stall_s)
+
+    @see.register
+    def _(self, report: Ended) -> None:
+        """No process of the job is left: its devices are free, those that failed are set aside for a while."""
+        state = self.state
+        job, watch = state.store.job(report.job_id), state.watch(report.job_id)
+        held = set(watch.held) | set(job.target.devices if job.target else ())
+        watch.busy_until_s, watch.snapshot = 0.0, report.snapshot
+        watch.step_ends_s.clear()
+        for device in report.dead:
+            state.down[device] = state.clock() + self.device_hold_s
+            state.log("device-lost", job.id, device=str(device), noticed_s=report.noticed_s)
+        state.hold(job.id, ())
+        state.freed(held)
+        if job.state not in ENDED:
+            self._end(report)
+        self._let_dependants_know(report)
+        if state.store.job(job.id).state in ENDED:
+            self.retire(watch)
+
+    def _let_dependants_know(self, report: Ended) -> None:
+        """Who waited for this job's devices may go on, unless they want what is lost; its own decisions are void."""
+        state, why = self.state, f"{self.state.store.job(report.job_id).spec.name} ended"
+        for waiting in list(state.waiting):
+            decision = waiting.decision
+            waiting.after.discard(report.job_id)
+            if decision.job_id == report.job_id or set(decision.devices) & set(report.dead):
+                drop(state, waiting, why)
+
+    def _end(self, report: Ended) -> None:
+        state = self.state
+        job, now = state.store.job(report.job_id), state.clock()
+        match report.outcome:
+            case Outcome.FINISHED:
+                state.store.progress(job.id, job.generation, report.step)
+                reason = Reason(ReasonCode.FINISHED, "all steps are done")
+                state.change(job, JobState.FINISHED, reason, ended_s=now, target=None)
+            case Outcome.PREEMPTED:
+                state.store.progress(job.id, job.generation, report.snapshot_step)
+                reason = Reason(ReasonCode.PREEMPT, f"its state is saved at step {report.snapshot_step}")
+                state.change(job, JobState.QUEUED, reason, plan=None, target=None)
+            case Outcome.LOST:
+                self._lost(report)
+            case Outcome.FAILED | Outcome.KILLED:
+                reason = Reason(ReasonCode.FAILED, report.error or "its processes were ended")
+                state.change(job, JobState.FAILED, reason, ended_s=now, target=None)
+
+    def _lost(self, report: Ended) -> None:
+        state = self.state
+        job = state.store.job(report.job_id)
+        dead = ", ".join(map(str, report.dead)) or "a process"
+        sentence = (
+            f"lost {dead} at step {report.step}; goes on from step {report.snapshot_step}: {report.steps_lost} lost"
+        )
+        state.store.progress(job.id, job.generation, report.snapshot_step)
+        job = state.store.job(job.id)
+        recoveries = job.num_recoveries + 1
+        reason = Reason(ReasonCode.DEVICE_LOST, sentence)
+        job = state.change(job, JobState.RECOVERING, reason, plan=None, target=None, num_recoveries=recoveries)
+        state.log("recovering", job.id, lost_steps=report.steps_lost, noticed_s=report.noticed_s, error=report.error)
+        if recoveries > MAX_RECOVERIES:
+            reason = Reason(ReasonCode.FAILED, f"died {recoveries} times without a snapshot in between: {report.error}")
+            state.change(job, JobState.FAILED, reason, ended_s=state.clock())
+
+
+def cancel_dependants(state: State, job_id: str, why: str) -> None:
+    """Drop the decisions that wait for `job_id`, which will not give up its devices."""
+    for waiting in [waiting for waiting in state.waiting if job_id in waiting.after]:
+        drop(state, waiting, why)
+
+
+def drop(state: State, waiting: Waiting, why: str) -> None:
+    """Forget an adopted decision, and in turn those that wait for its job; the next cycle decides anew."""
+    if waiting not in state.waiting:
+        return
+    state.waiting.remove(waiting)
+    state.changed = True
+    job_id = waiting.decision.job_id
+    state.log("decision-cancelled", job_id, action=waiting.decision.action, why=why)
+    cancel_dependants(state, job_id, why)
+
+
+def record_dict(record: Redeployment) -> dict[str, Any]:
+    """A move's record as plain data."""
+    return {
+        "generation": record.generation,
+        "reason": record.reason.code,
+        "sentence": record.reason.sentence,
+        "phase": record.phase,
+        "old": record.old.layout.to_dict(),
+        "new": record.new.layout.to_dict(),
+        "old_devices": [str(device) for device in record.old.devices],
+        "new_devices": [str(device) for device in record.new.devices],
+        "cut_step": record.cut_step,
+        "moved_bytes": record.moved_bytes,
+        "network_bytes": record.network_bytes,
+        "bound_bytes": record.bound_bytes,
+        "pause_s": record.pause_s,
+        "prepare_lost_s": record.prepare_lost_s,
+        "total_s": record.total_s,
+        "phase_s": dict(record.phase_s),
+        "error": record.error,
+    }

@@ -1,0 +1,99 @@
+"""What the controller knows: the durable store, and what is only seen (a `Watch` per live job, lost devices)."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from suika.control.store import Event, Store
+from suika.core.cluster import Cluster, Device
+from suika.core.decision import Decision, Reason
+from suika.core.job import ENDED, Job, JobState
+from suika.core.plan import Plan
+from suika.runtime.coordinator import JobRun
+
+Clock = Callable[[], float]
+STEPS_TO_TRUST = 5  # step times seen before their median counts as a measurement
+
+
+@dataclass
+class Watch:
+    """What is seen of one job. Lost with this process and seen again after: nothing here is a promise."""
+
+    run: JobRun | None = None
+    losses: dict[int, float] = field(default_factory=dict)  # by steps done; a step done again overwrites its own
+    step_ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=21))  # of the present generation
+    held: tuple[Device, ...] = ()
+    held_since_s: float = 0.0
+    attained_device_s: float = 0.0
+    last_change_s: float | None = None
+    busy_until_s: float = 0.0  # predicted end of the start, move or preemption in flight
+    hold_until_s: float = 0.0  # after a failed move: left alone until then
+    failed_moves: int = 0
+    snapshot: str | None = None  # the newest complete one
+    launch_s: float = 2.0  # of its latest start
+
+    @property
+    def step_s(self) -> float | None:
+        """Median of the latest steps' times in this generation; None until enough were seen."""
+        gaps = [later - earlier for earlier, later in pairwise(self.step_ends_s)]
+        return statistics.median(gaps) if len(gaps) >= STEPS_TO_TRUST else None
+
+
+@dataclass
+class Waiting:
+    """A decision that is adopted but waits until other jobs have given up devices."""
+
+    decision: Decision
+    plan: Plan | None
+    after: set[str]
+    expected_s: float
+
+
+@dataclass
+class State:
+    """Written by the controller's loop alone, except for a move's commit (a compare-and-set in the store)."""
+
+    cluster: Cluster
+    store: Store
+    clock: Clock
+    watches: dict[str, Watch] = field(default_factory=dict)
+    waiting: list[Waiting] = field(default_factory=list)
+    releasing: dict[Device, float] = field(default_factory=dict)  # given up, not free yet: predicted time
+    down: dict[Device, float] = field(default_factory=dict)  # lost or dirty: until when
+    changed: bool = True  # something happened that the policy should look at
+
+    def watch(self, job_id: str) -> Watch:
+        return self.watches.setdefault(job_id, Watch())
+
+    def active(self) -> tuple[Job, ...]:
+        return tuple(job for job in self.store.jobs() if job.state not in ENDED)
+
+    def log(self, kind: str, job_id: str | None = None, **data: Any) -> Event:
+        return self.store.append(self.clock(), kind, job_id, **data)
+
+    def change(self, job: Job, state: JobState, reason: Reason, **changes: Any) -> Job:
+        """One edge of the transition table: the record first, then the event that tells of it."""
+        after = job.to(state, reason, **changes)
+        self.store.put(after)
+        self.log(f"job-{state}", job.id, reason=reason.code, sentence=reason.sentence, generation=after.generation)
+        return after
+
+    def hold(self, job_id: str, devices: Iterable[Device]) -> None:
+        """Book the device-seconds of what the job held so far; it holds `devices` from now on."""
+        watch, now = self.watch(job_id), self.clock()
+        watch.attained_device_s += len(watch.held) * (now - watch.held_since_s)
+        watch.held, watch.held_since_s, watch.last_change_s = tuple(devices), now, now
+
+    def give_up(self, devices: Iterable[Device], expected_s: float) -> None:
+        """`devices` are on their way to being free; nobody may start on them before `freed`."""
+        self.releasing.update(dict.fromkeys(devices, expected_s))
+
+    def freed(self, devices: Iterable[Device]) -> None:
+        for device in devices:
+            self.releasing.pop(device, None)
+        self.changed = True

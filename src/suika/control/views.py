@@ -1,0 +1,80 @@
+"""The controller's state as a policy sees it: one frozen `Snapshot`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from suika.control.state import State, Waiting
+from suika.core.job import HOLDS_DEVICES, Job, JobSpec, JobState
+from suika.core.layout import Layout
+from suika.core.plan import Plan
+from suika.core.snapshot import JobView, MoveCost, ScalingCurve, Snapshot
+
+SOON_S = 0.05  # a move in flight that is late is still in flight: the least time a view says it will take
+IN_FLIGHT = frozenset({JobState.STARTING, JobState.REDEPLOYING, JobState.PREEMPTING})
+
+
+class Pricing(Protocol):
+    """What options and moves cost. Pure, cached."""
+
+    def curve(self, spec: JobSpec) -> ScalingCurve: ...
+
+    def move_cost(self, specs: dict[str, JobSpec]) -> MoveCost:
+        """`specs` by job id: a cost depends on the job's model and batch."""
+        ...
+
+
+def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
+    """Cluster and jobs now. A job with a decision in flight shows where it is going, and is locked until then."""
+    now = state.clock()
+    active = state.active()
+    going = {waiting.decision.job_id: waiting for waiting in state.waiting}
+    return Snapshot(
+        now_s=now,
+        cluster=state.cluster,
+        jobs=tuple(_view(state, pricing, job, going.get(job.id), now) for job in active),
+        move_cost=pricing.move_cost({job.id: job.spec for job in active}),
+        down=frozenset(state.down),
+        draining=state.store.draining(),
+        promised={device: max(until, now + SOON_S) for device, until in state.releasing.items()},
+    )
+
+
+def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:
+    watch, spec = state.watch(job.id), job.spec
+    plan = _present_plan(job, going)
+    until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0)
+    if going or job.state in IN_FLIGHT:
+        until = max(until, now + SOON_S)
+    return JobView(
+        id=job.id,
+        state=job.state,
+        submitted_s=job.submitted_s,
+        remaining_steps=spec.steps - job.steps_done,
+        done_steps=job.steps_done,
+        curve=pricing.curve(spec),
+        min_devices=spec.devices.min,
+        max_devices=spec.devices.max,
+        tenant=spec.tenant,
+        priority=spec.priority,
+        weight=spec.weight,
+        started_s=job.started_s,
+        layout=plan.layout if plan else None,
+        devices=plan.devices if plan else (),
+        observed_step_s=watch.step_s if job.state is JobState.RUNNING else None,
+        moving_until_s=until if until > now else None,
+        attained_device_s=watch.attained_device_s + len(watch.held) * (now - watch.held_since_s),
+        last_change_s=watch.last_change_s,
+        num_moves=job.num_moves,
+        fixed_layout=spec.layout if isinstance(spec.layout, Layout) else None,
+        has_state=watch.snapshot is not None,
+    )
+
+
+def _present_plan(job: Job, going: Waiting | None) -> Plan | None:
+    """Where the job is, or is going: what nobody else may be given."""
+    if going is not None and going.plan is not None:
+        return going.plan
+    if job.state is JobState.PREEMPTING or job.state not in HOLDS_DEVICES:
+        return None
+    return job.target or job.plan
