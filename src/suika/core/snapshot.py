@@ -90,10 +90,31 @@ class JobView:
     requested_devices: int = 0  # what a trace's user asked for; 0: no such number
     fixed_layout: Layout | None = None  # a user's word: honour it or wait
     has_state: bool = False  # started before: a start is a resume
+    as_of_s: float | None = None  # when the two step counts were read; None: at the snapshot's time
 
     @property
     def running(self) -> bool:
         return bool(self.devices)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per step where it runs: as measured, else as the curve says of its shape; None while it waits."""
+        if not self.devices:
+            return None
+        if self.observed_step_s is not None:
+            return self.observed_step_s
+        held = [o.step_s for o in self.curve.options if o.num_devices == len(self.devices)]
+        return min(held, default=None)
+
+    def remaining_at(self, now_s: float) -> float:
+        """Steps left at `now_s`: the count as read, less what was done since at the present pace.
+
+        A driver may keep handing out one view of a job that nothing has happened to: it stays true as time passes.
+        """
+        if self.as_of_s is None or self.step_s is None:
+            return self.remaining_steps
+        since_s = max(now_s - max(self.as_of_s, self.moving_until_s or 0.0), 0.0)
+        return max(self.remaining_steps - since_s / self.step_s, 0.0)
 
 
 @dataclass(frozen=True)

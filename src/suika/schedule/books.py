@@ -1,0 +1,124 @@
+"""`Books`: a board's jobs in numbers, ready for vectorised planning. J jobs, K hull points.
+
+Like a board, books are a pure function of the snapshot, derived from the previous ones where job views are the same.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from suika.core.snapshot import JobView
+from suika.schedule.board import Board
+from suika.schedule.menu import Menu, menu_of
+
+NONE = 2**30  # devices of a hull point that does not exist
+NEVER = 1e18  # seconds per step of a hull point that does not exist
+
+# Columns of the per-job table.
+REMAINING, AS_OF_S, RATE, MOVING_UNTIL_S, PAUSE_S, PRIORITY, WEIGHT, MENU = range(8)
+
+
+class HullTable:
+    """Hulls of all menus seen, as rows of two padded matrices: devices [H, K] and seconds per step [H, K]."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self.devices = np.full((64, 8), NONE, dtype=np.int64)
+        self.step_s = np.full((64, 8), NEVER)
+        self.scalars = np.ones((64, 3))  # reference rate, max rate, least device-seconds per step
+        self._row_of: dict[int, tuple[Menu, int]] = {}
+
+    def row(self, menu: Menu) -> int:
+        found = self._row_of.get(id(menu))
+        if found is not None:
+            return found[1]
+        devices, rates = menu.hull
+        row, width = self.num_rows, len(devices)
+        if row == len(self.devices) or width > self.devices.shape[1]:
+            self._grow(max(2 * row, 64), max(width, self.devices.shape[1]))
+        self.devices[row, :width] = devices
+        self.step_s[row, :width] = 1.0 / rates
+        self.scalars[row] = menu.reference_rate, menu.max_rate, menu.least_work
+        self._row_of[id(menu)] = (menu, row)
+        self.num_rows += 1
+        return row
+
+    def _grow(self, rows: int, width: int) -> None:
+        old_rows, old_width = self.devices.shape
+        rows = max(rows, old_rows)
+        for name, empty in (("devices", NONE), ("step_s", NEVER)):
+            old = getattr(self, name)
+            new = np.full((rows, width), empty, dtype=old.dtype)
+            new[:old_rows, :old_width] = old
+            setattr(self, name, new)
+        self.scalars = np.vstack([self.scalars, np.ones((rows - old_rows, 3))])
+
+
+_table = HullTable()  # one for all boards: rows are never changed, only added
+
+
+class Books:
+    """Numbers of the jobs that planning is about: those with some feasible option. `number` maps back to the board."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        table = _rows(board)
+        usable = table[:, MENU] >= 0
+        self.number = np.flatnonzero(usable)  # [J] job number on the board
+        rows = table[self.number]
+        now_s = board.snapshot.now_s
+        self.rate = rows[:, RATE]  # steps/s where it runs, 0 while it waits
+        read_s = np.where(np.isnan(rows[:, AS_OF_S]), now_s, rows[:, AS_OF_S])
+        began_s = np.maximum(read_s, rows[:, MOVING_UNTIL_S])
+        self.remaining = np.maximum(rows[:, REMAINING] - np.maximum(now_s - began_s, 0.0) * self.rate, 1e-9)
+        self.pausing_s = np.maximum(rows[:, MOVING_UNTIL_S] - now_s, 0.0)  # left of a move in flight
+        self.pause_s = rows[:, PAUSE_S]  # of a typical change (or start)
+        self.weight = rows[:, WEIGHT]
+        # Tiers as whole numbers from 0 (highest priority): far apart in the sort key.
+        self.tier = np.unique(-rows[:, PRIORITY], return_inverse=True)[1].astype(float)
+        self.held = board.num_held[self.number]
+        hull = rows[:, MENU].astype(np.int64)
+        width = int((_table.devices[hull] < NONE).sum(axis=1).max(initial=1))
+        self.hull_devices = _table.devices[hull, :width]  # [J, K]
+        self.hull_step_s = _table.step_s[hull, :width]  # [J, K]
+        self.reference_rate, self.max_rate, self.least_work = _table.scalars[hull].T  # [J] each
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @cached_property
+    def smallest(self) -> np.ndarray:
+        """[J] the smallest gang."""
+        return self.hull_devices[:, 0]
+
+
+def _rows(board: Board) -> np.ndarray:
+    """The per-job table [all jobs of the board, columns], from the previous one where views are unchanged."""
+    if board.book_rows is not None:
+        return board.book_rows
+    table = np.empty((len(board.jobs), 8))
+    old = board.base_rows
+    known = board.previous_number >= 0 if old is not None else np.zeros(len(board.jobs), dtype=bool)
+    if old is not None:
+        table[known] = old[board.previous_number[known]]
+    for number in np.flatnonzero(~known).tolist():
+        table[number] = _row(board, board.jobs[number])
+    board.book_rows = table
+    return table
+
+
+def _row(board: Board, job: JobView) -> tuple[float, ...]:
+    step_s = job.step_s
+    menu = menu_of(board.fabric, job)
+    return (
+        job.remaining_steps,
+        np.nan if job.as_of_s is None else job.as_of_s,  # NaN: the snapshot's time, whichever snapshot shows it
+        0.0 if step_s is None else 1.0 / step_s,
+        -np.inf if job.moving_until_s is None else job.moving_until_s,
+        board.snapshot.move_cost.typical(job),
+        job.priority,
+        job.weight,
+        _table.row(menu) if menu else -1,
+    )

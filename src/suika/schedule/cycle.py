@@ -1,0 +1,246 @@
+"""The scheduling cycle: one loop for both worlds. A policy decides; here its decisions are checked and put in order.
+
+1. decide    the policy answers for the snapshot
+2. check     each decision against the rules that no policy may break
+3. depend    who waits for whose devices; circular swaps are broken by a shrink, else rejected
+4. order     predecessors first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from suika.core.cluster import Device
+from suika.core.decision import Action, Decision, Reason, ReasonCode
+from suika.core.policy import Policy
+from suika.core.snapshot import Snapshot
+from suika.schedule.board import Board, board_of
+from suika.schedule.realise import option_on
+from suika.schedule.waiting import same_cut, why_waits
+
+
+@dataclass(frozen=True)
+class Step:
+    """A checked decision. A driver starts it once every job in `after` has released its devices and `not_before_s`,
+    when devices promised earlier come free, has come; if one of them fails, this step is cancelled."""
+
+    decision: Decision
+    after: tuple[str, ...] = ()
+    not_before_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class CycleResult:
+    """`steps` with predecessors first; `rejected` decisions with what is wrong with them."""
+
+    snapshot: Snapshot
+    steps: tuple[Step, ...]
+    rejected: tuple[tuple[Decision, Reason], ...] = ()
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(step.decision for step in self.steps)
+
+    @cached_property
+    def waits(self) -> Mapping[str, Reason]:
+        """Why each job waits that holds nothing after this cycle, as one stable code and one sentence."""
+        gets = {step.decision.job_id: step.decision for step in self.steps}
+        told = {decision.job_id: reason for decision, reason in self.rejected}
+        out: dict[str, Reason] = {}
+        free = self._free_afterwards
+        for job in self.snapshot.jobs:
+            decision = gets.get(job.id)
+            if decision is not None and decision.action is Action.PREEMPT:
+                out[job.id] = decision.reason
+            elif decision is None and not job.running:
+                out[job.id] = told.get(job.id) or why_waits(self.snapshot, job, free)
+        return out
+
+    @cached_property
+    def _free_afterwards(self) -> np.ndarray:
+        """[N] devices per node that nobody holds once every step is done."""
+        board = board_of(self.snapshot)
+        free = board.free_per_node.copy()
+        node_of, at = board.fabric.node_of, board.fabric.position
+        for decision in self.decisions:
+            held = {at[d] for d in self.snapshot.job_of[decision.job_id].devices}
+            gets = {at[d] for d in decision.devices}
+            for position in held - gets:
+                free[node_of[position]] += not board.must_leave[position]
+            for position in gets - held:
+                free[node_of[position]] -= 1
+        return free
+
+
+def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
+    """Ask `policy` what to do at `snapshot`, and return what may be done, in order."""
+    board = board_of(snapshot)
+    wanted = [d for d in policy.decide(snapshot) if d.action is not Action.WAIT]
+    accepted, rejected = _check(board, wanted)
+    accepted = _within_quota(snapshot, accepted, rejected)
+    accepted, after = _depend(board, accepted, rejected)
+    steps = tuple(
+        Step(accepted[job_id], tuple(sorted(after[job_id])), _promised_until_s(snapshot, accepted[job_id]))
+        for job_id in _in_order(accepted, after)
+    )
+    return CycleResult(snapshot, steps, tuple(rejected))
+
+
+Rejected = list[tuple[Decision, Reason]]
+
+
+def _check(board: Board, wanted: Iterable[Decision]) -> tuple[dict[str, Decision], Rejected]:
+    accepted: dict[str, Decision] = {}
+    rejected: Rejected = []
+    taken: dict[Device, str] = {}
+    for decision in wanted:
+        problem = _problem(board, decision, taken, accepted)
+        if problem is None:
+            accepted[decision.job_id] = decision
+            taken.update(dict.fromkeys(decision.devices, decision.job_id))
+        else:
+            rejected.append((decision, problem))
+    return accepted, rejected
+
+
+def _problem(
+    board: Board, decision: Decision, taken: Mapping[Device, str], accepted: Mapping[str, Decision]
+) -> Reason | None:
+    """What no policy may do, as a reason; None if the decision breaks no rule by itself."""
+    snapshot, job = board.snapshot, board.snapshot.job_of.get(decision.job_id)
+    if job is None:
+        return Reason(ReasonCode.UNSATISFIABLE, f"there is no job {decision.job_id}")
+    if job.id in accepted:
+        return Reason(ReasonCode.QUEUED, "decided twice in one cycle")
+    if job.moving_until_s is not None and job.moving_until_s > snapshot.now_s:
+        return Reason(ReasonCode.MOVE_IN_FLIGHT, f"a move is in flight until {job.moving_until_s:.1f} s")
+    if (decision.action is Action.START) == job.running:
+        return Reason(ReasonCode.QUEUED, f"cannot {decision.action} a job that is {job.state}")
+    if decision.layout is None:
+        return None
+    num = len(decision.devices)
+    if not job.min_devices <= num <= job.max_devices:
+        range_ = f"{job.min_devices}..{job.max_devices}"
+        return Reason(ReasonCode.UNSATISFIABLE, f"{num} devices are outside the job's range {range_}")
+    if job.fixed_layout is not None and not same_cut(decision.layout, job.fixed_layout):
+        return Reason(ReasonCode.USER, f"the user fixed the layout {job.fixed_layout}")
+    if len(set(decision.devices)) < num:
+        return Reason(ReasonCode.UNSATISFIABLE, "names a device twice")
+    for device in decision.devices:
+        at = board.fabric.position.get(device)
+        if at is None or board.must_leave[at]:
+            return Reason(ReasonCode.DEVICE_LOST, f"{device} is down, draining or not in the cluster")
+        if device in taken:
+            return Reason(ReasonCode.NO_FREE_DEVICES, f"{device} was given to job {taken[device]} in this cycle")
+    return None
+
+
+def _within_quota(snapshot: Snapshot, accepted: dict[str, Decision], rejected: Rejected) -> dict[str, Decision]:
+    """Decisions that leave every tenant within its quota; growth is refused, last decided first."""
+    if not snapshot.quotas:
+        return accepted
+    held: dict[str, int] = dict.fromkeys(snapshot.quotas, 0)
+    for job in snapshot.jobs:
+        if job.tenant in held:
+            decision = accepted.get(job.id)
+            held[job.tenant] += len(job.devices if decision is None else decision.devices)
+    kept = dict(accepted)
+    for job_id in reversed(list(accepted)):
+        job = snapshot.job_of[job_id]
+        growth = len(accepted[job_id].devices) - len(job.devices)
+        quota = snapshot.quotas.get(job.tenant)
+        if quota is not None and held[job.tenant] > quota and growth > 0:
+            held[job.tenant] -= growth
+            sentence = f"tenant {job.tenant} may hold {quota} devices"
+            rejected.append((kept.pop(job_id), Reason(ReasonCode.QUOTA, sentence)))
+    return kept
+
+
+def _depend(
+    board: Board, accepted: dict[str, Decision], rejected: Rejected
+) -> tuple[dict[str, Decision], dict[str, set[str]]]:
+    """The decisions that can be carried out, and for each the jobs whose release it waits for.
+
+    A device held by a job that does not give it up makes a decision impossible; so do circles, unless a member can
+    first shrink onto the devices that it keeps: then it shrinks now, and moves on in a later cycle.
+    """
+    while True:
+        after, impossible = _predecessors(board, accepted)
+        if impossible is None:
+            circle = _circle(after)
+            if circle is None:
+                return accepted, after
+            shrink = _shrink(board, accepted, circle)
+            if shrink is not None:
+                accepted = {**accepted, shrink.job_id: shrink}
+                continue
+            last = max(circle, key=list(accepted).index)
+            impossible = last, Reason(ReasonCode.MOVE_IN_FLIGHT, "its devices come free only in a circle")
+        job_id, reason = impossible
+        rejected.append((accepted[job_id], reason))
+        accepted = {key: decision for key, decision in accepted.items() if key != job_id}
+
+
+def _predecessors(
+    board: Board, accepted: Mapping[str, Decision]
+) -> tuple[dict[str, set[str]], tuple[str, Reason] | None]:
+    after: dict[str, set[str]] = {job_id: set() for job_id in accepted}
+    kept = {job_id: set(decision.devices) for job_id, decision in accepted.items()}
+    for job_id, decision in accepted.items():
+        for device in decision.devices:
+            holder = int(board.holder[board.fabric.position[device]])
+            if holder < 0 or board.jobs[holder].id == job_id:
+                continue
+            other = board.jobs[holder].id
+            if other not in accepted or device in kept[other]:
+                return after, (job_id, Reason(ReasonCode.NO_FREE_DEVICES, f"job {other} keeps {device}"))
+            after[job_id].add(other)
+    return after, None
+
+
+def _circle(after: Mapping[str, set[str]]) -> list[str] | None:
+    """The members of circular waits (jobs that wait, directly or not, for themselves); None if there are none."""
+    left = {job_id: set(others) for job_id, others in after.items()}
+    while True:
+        done = [job_id for job_id, others in left.items() if not others & left.keys()]
+        if not done:
+            return list(left) or None
+        for job_id in done:
+            del left[job_id]
+
+
+def _shrink(board: Board, accepted: Mapping[str, Decision], circle: list[str]) -> Decision | None:
+    """A shrink of one member of `circle` onto some of the devices that it keeps anyway, if it has an option there."""
+    for job_id in circle:
+        job = board.snapshot.job_of[job_id]
+        kept = [d for d in job.devices if d in set(accepted[job_id].devices)]
+        if not kept or len(kept) == len(accepted[job_id].devices):
+            continue
+        found = option_on(board, job, kept)
+        if found is not None:
+            layout, devices = found
+            reason = Reason(ReasonCode.SHRINK, "gives up devices first, to break a circle of moves")
+            return Decision(job_id, Action.REDEPLOY, reason, layout, devices)
+    return None
+
+
+def _in_order(accepted: Mapping[str, Decision], after: Mapping[str, set[str]]) -> list[str]:
+    """Job ids, predecessors first, otherwise as decided."""
+    ordered: list[str] = []
+    placed: set[str] = set()
+    waiting = list(accepted)
+    while waiting:
+        ready = [job_id for job_id in waiting if after[job_id] <= placed]
+        assert ready, "circles were broken before"
+        ordered += ready
+        placed.update(ready)
+        waiting = [job_id for job_id in waiting if job_id not in placed]
+    return ordered
+
+
+def _promised_until_s(snapshot: Snapshot, decision: Decision) -> float:
+    return max((snapshot.promised.get(device, 0.0) for device in decision.devices), default=0.0)
