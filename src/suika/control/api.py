@@ -15,6 +15,7 @@ from suika.control.controller import Controller
 from suika.control.observe import drop
 from suika.control.state import Watch
 from suika.control.submit import admit, check_options, resized
+from suika.control.views import usual_slowdown
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import SpecError, require
@@ -228,8 +229,8 @@ class Api:
     def _predicted_step_s(self, job: Job, plan: Plan | None) -> float | None:
         if plan is None:
             return None
-        options = self.controller.pricing.curve(job.spec).options
-        return next((option.step_s for option in options if option.layout == plan.layout), None)
+        slowdown = self.state.watch(job.id).slowdown or usual_slowdown(self.state)
+        return self.controller.pricing.step_s(job.spec, plan) * slowdown
 
 
 def _option(option: Option) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Watch:
     failed_moves: int = 0
     snapshot: str | None = None  # the newest complete one
     launch_s: float = 2.0  # of its latest start
+    slowdown: float | None = None  # measured / estimated step time, where it was measured last
 
     @property
     def step_s(self) -> float | None:

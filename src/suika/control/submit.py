@@ -13,6 +13,7 @@ from suika.core.errors import SpecError, require
 from suika.core.job import DeviceRange, JobSpec, parse_job
 from suika.core.layout import Layout
 from suika.core.snapshot import ScalingCurve
+from suika.train.data import END_OF_FILE, load_manifest, manifest_path
 
 CurveOf = Callable[[JobSpec], ScalingCurve]
 
@@ -24,7 +25,8 @@ def admit(data: Any, cluster: Cluster, curve_of: CurveOf, taken: Iterable[str] =
     """
     spec = parse_job(data)
     require(spec.name not in set(taken), "job.name", spec.name, "a job of this name is still active", "choose another")
-    check_data(spec.data)
+    check_data(spec)
+    check_offered(spec)
     check_devices(spec, cluster)
     check_options(spec, curve_of)
     return spec
@@ -42,14 +44,34 @@ def check_options(spec: JobSpec, curve_of: CurveOf) -> None:
     )
 
 
-def check_data(path: str) -> None:
-    """Raise unless `path` is an absolute, readable file or a folder with something in it."""
+def check_data(spec: JobSpec) -> None:
+    """Raise unless the data is an absolute, readable file or a folder with something in it, and the model knows its
+    tokens (bytes and one end-of-file mark, unless it is tokenised already)."""
+    path = spec.data
     require("\0" not in path and len(path) < 4096, "job.data", path, "is not a path")
     require(Path(path).is_absolute(), "job.data", path, "must be absolute", "the command line makes it so")
     require(os.path.exists(path), "job.data", path, "does not exist", "give a file or a folder of text")
     require(os.access(path, os.R_OK), "job.data", path, "cannot be read")
-    empty = not any(os.scandir(path)) if os.path.isdir(path) else os.path.getsize(path) == 0
-    require(not empty, "job.data", path, "is empty", "give a file or a folder of text")
+    if os.path.isdir(path):
+        require(any(os.scandir(path)), "job.data", path, "is empty", "give a file or a folder of text")
+    else:
+        size, need = os.path.getsize(path), spec.sequence_length + 1
+        require(size > 0, "job.data", path, "is empty", "give a file or a folder of text")
+        require(size >= need, "job.data", path, f"holds {size} bytes; one sequence needs {need}", "give more text")
+    tokenised = path.endswith(".bin") and manifest_path(path).exists()
+    vocab = load_manifest(path).vocab if tokenised else END_OF_FILE + 1
+    require(spec.model.vocab >= vocab, "job.model.vocab", spec.model.vocab, f"the data needs {vocab} tokens")
+
+
+def check_offered(spec: JobSpec) -> None:
+    """Raise for what the built-in trainer does not run (it checks again, once its processes are up)."""
+    known = spec.precision in ("fp32", "fp64")
+    require(known, "job.precision", spec.precision, "the built-in trainer cannot run it", "use fp32 or fp64")
+    require(spec.model.experts == 0, "job.model.experts", spec.model.experts, "the built-in trainer has no experts")
+    if isinstance(spec.layout, Layout):
+        for field in ("cp", "ep", "virtual_stages", "zero"):
+            value = getattr(spec.layout, field)
+            require(value <= 1, f"layout.{field}", value, "the built-in trainer cannot run it", "use 1")
 
 
 def check_devices(spec: JobSpec, cluster: Cluster) -> None:
@@ -95,6 +117,7 @@ def resized(spec: JobSpec, devices: str | None, layout: str | None, cluster: Clu
         low, high = int(match[1]), int(match[2] or match[1])
         wish["devices"] = {"min": low, "max": high, "type": spec.devices.type}
     changed = parse_job(spec.model_dump(mode="python") | {"model": spec.model} | wish)
+    check_offered(changed)
     check_devices(changed, cluster)
     return changed
 

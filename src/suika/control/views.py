@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from suika.control.state import State, Waiting
@@ -17,10 +19,16 @@ IN_FLIGHT = frozenset({JobState.STARTING, JobState.REDEPLOYING, JobState.PREEMPT
 class Pricing(Protocol):
     """What options and moves cost. Pure, cached."""
 
-    def curve(self, spec: JobSpec) -> ScalingCurve: ...
+    def curve(self, spec: JobSpec, slowdown: float = 1.0) -> ScalingCurve:
+        """The job's options; `slowdown` is measured / estimated step time where the job runs."""
+        ...
 
-    def move_cost(self, specs: dict[str, JobSpec]) -> MoveCost:
-        """`specs` by job id: a cost depends on the job's model and batch."""
+    def step_s(self, spec: JobSpec, plan: Plan) -> float:
+        """Estimated step time, nothing corrected."""
+        ...
+
+    def move_cost(self, specs: Mapping[str, JobSpec], launch_s: float) -> MoveCost:
+        """`specs` by job id: a cost depends on the job's model and batch. `launch_s`: of a start."""
         ...
 
 
@@ -29,15 +37,33 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
     now = state.clock()
     active = state.active()
     going = {waiting.decision.job_id: waiting for waiting in state.waiting}
+    _measure(state, pricing, active)
     return Snapshot(
         now_s=now,
         cluster=state.cluster,
         jobs=tuple(_view(state, pricing, job, going.get(job.id), now) for job in active),
-        move_cost=pricing.move_cost({job.id: job.spec for job in active}),
+        move_cost=pricing.move_cost({job.id: job.spec for job in active}, _typical_launch_s(state)),
         down=frozenset(state.down),
         draining=state.store.draining(),
         promised={device: max(until, now + SOON_S) for device, until in state.releasing.items()},
     )
+
+
+def _measure(state: State, pricing: Pricing, active: Iterable[Job]) -> None:
+    """Hold each running job's measured step against its estimate; the job's whole curve is corrected by the ratio."""
+    for job in active:
+        watch = state.watch(job.id)
+        if job.state is JobState.RUNNING and job.plan is not None and watch.step_s is not None:
+            watch.slowdown = watch.step_s / pricing.step_s(job.spec, job.plan)
+
+
+def usual_slowdown(state: State) -> float:
+    """For a job that was never measured: what the others show of this cluster."""
+    return statistics.median([w.slowdown for w in state.watches.values() if w.slowdown is not None] or [1.0])
+
+
+def _typical_launch_s(state: State) -> float:
+    return statistics.median([watch.launch_s for watch in state.watches.values()] or [2.0])
 
 
 def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:
@@ -52,7 +78,7 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
         submitted_s=job.submitted_s,
         remaining_steps=spec.steps - job.steps_done,
         done_steps=job.steps_done,
-        curve=pricing.curve(spec),
+        curve=pricing.curve(spec, watch.slowdown or usual_slowdown(state)),
         min_devices=spec.devices.min,
         max_devices=spec.devices.max,
         tenant=spec.tenant,

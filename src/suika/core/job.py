@@ -127,14 +127,14 @@ def parse_job(data: Any) -> JobSpec:
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, SpecError):
             raise cause from None
-        where = ".".join(str(part) for part in first["loc"] if part != "Layout") or "job"
+        where = ".".join(["job", *(str(part) for part in first["loc"] if part != "Layout")])
         problem = str(cause) if cause is not None else first["msg"]
         fix = (
             "known: " + ", ".join(JobSpec.model_fields)
             if first["type"] == "extra_forbidden" and len(first["loc"]) == 1
             else ""
         )
-        raise SpecError(f"job.{where}", first.get("input"), problem, fix) from None
+        raise SpecError(where, first.get("input"), problem, fix) from None
 
 
 class JobState(StrEnum):

@@ -1,0 +1,63 @@
+"""What options and moves cost, for the live driver: the estimator's curves, corrected by what running jobs show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+from suika.core.cluster import Cluster
+from suika.core.job import JobSpec
+from suika.core.plan import Plan
+from suika.core.snapshot import MoveCost, ScalingCurve
+from suika.estimate.predict import Calibrated, estimate_step
+from suika.estimate.step import OP_CLASSES
+from suika.plan.curves import curve_of_job
+
+STEP_OF_CORRECTION = 1.15  # corrections are rounded to powers of this: a curve changes only when it means something
+MEASURED_SIGMA = 0.05  # of log(time) left after one layout was measured
+
+
+def rounded(slowdown: float) -> float:
+    """The nearest power of `STEP_OF_CORRECTION`."""
+    return STEP_OF_CORRECTION ** round(math.log(slowdown) / math.log(STEP_OF_CORRECTION))
+
+
+class EstimatedPricing:
+    """`slowdown` is measured step time / estimated step time of the layout in which a job runs."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._curve = lru_cache(maxsize=4096)(self._make_curve)
+        self._step_s = lru_cache(maxsize=4096)(self._make_step_s)
+
+    def curve(self, spec: JobSpec, slowdown: float = 1.0) -> ScalingCurve:
+        return self._curve(spec, rounded(slowdown))
+
+    def step_s(self, spec: JobSpec, plan: Plan) -> float:
+        """The estimator's step time in seconds, nothing corrected."""
+        return self._step_s(spec, plan)
+
+    def move_cost(self, specs: Mapping[str, JobSpec], launch_s: float) -> MoveCost:
+        return PredictedMoves(self.cluster, specs, launch_s)
+
+    def _make_curve(self, spec: JobSpec, slowdown: float) -> ScalingCurve:
+        types = {node.device_type for node in self.cluster.nodes}
+        correction = Calibrated(dict.fromkeys(OP_CLASSES, math.log(slowdown)), MEASURED_SIGMA)
+        calibrations = None if slowdown == 1.0 else dict.fromkeys(types, correction)
+        return curve_of_job(spec, self.cluster, calibrations)
+
+    def _make_step_s(self, spec: JobSpec, plan: Plan) -> float:
+        per_node: dict[str, int] = {}
+        for device in plan.devices:
+            per_node[device.node] = per_node.get(device.node, 0) + 1
+        return estimate_step(
+            spec.model,
+            plan.layout,
+            self.cluster.node_of[plan.devices[0].node].device_type,
+            global_batch=spec.global_batch,
+            sequence_length=spec.sequence_length,
+            precision=spec.precision,
+            cluster=self.cluster,
+            devices_per_node=max(per_node.values()),
+        ).step_s
