@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from suika.core.cluster import Device
+from suika.core.cluster import Cluster, Device
 from suika.core.decision import Reason
 from suika.core.job import JobSpec
 from suika.core.plan import Plan
@@ -49,6 +49,7 @@ class JobRun:
         job_id: str,
         spec: JobSpec,
         processes: Processes,
+        cluster: Cluster,
         folder: Path,
         data_path: str,
         on_event: Callable[[JobEvent], None],
@@ -64,7 +65,7 @@ class JobRun:
         self.step = 0  # steps done
         self.times = StepTimes()
         self.emit = on_event
-        self._processes = processes
+        self.cluster = cluster
         self._launch = {
             "job_id": job_id,
             "spec": spec.model_dump(mode="json"),
@@ -146,6 +147,8 @@ class JobRun:
                 self._end_badly(error)
                 if future is not None:
                     future.set_exception(error)
+        if self.gang.members:
+            self._end_badly(KilledError("ended by its owner"))
         for future, _ in self._commands:
             future.cancel()
 
@@ -207,7 +210,6 @@ class JobRun:
     def _redeploy(self, plan: Plan, generation: int, reason: Reason, commit: Commit) -> Redeployment:
         self._need_running()
         assert generation > self.generation, f"generation {generation} after {self.generation}"
-        self._settle_snapshot()
         self._measure(final=True)
         old_times = self.times
         record = Move(self, plan, generation, reason).run(commit)
@@ -219,10 +221,11 @@ class JobRun:
     def adopt(self, plan: Plan, generation: int, ranks: dict[Device, Member]) -> None:
         """The move is committed: from now on these are the job's ranks."""
         self.plan, self.generation, self.ranks, self.times = plan, generation, ranks, StepTimes()
+        self.keeper.forget()
 
     def _snapshot(self) -> str:
         self._need_running()
-        self._settle_snapshot()
+        self.settle_snapshot()
         before = self.keeper.newest
         self.keeper.error = None
         self.gang.tell(self.ranks.values(), "snapshot")
@@ -268,7 +271,7 @@ class JobRun:
         launch = {**self._launch, "device": str(device)}
         return self.gang.spawn(name, device.node, device, RANK_ENTRY, launch)
 
-    def _settle_snapshot(self) -> None:
+    def settle_snapshot(self) -> None:
         """Let a snapshot that is being written become complete."""
         deadline = time.monotonic() + self.limits.save_s
         while self.keeper.busy and time.monotonic() < deadline:
@@ -288,7 +291,7 @@ class JobRun:
     def _end_orderly(self) -> Ended:
         """All ranks stopped after the same step: let the last snapshot become complete, then let them go."""
         ended = self.gang.gather("ended", self.generation, self.ranks.values(), self.limits.save_s, self._check_alive)
-        self._settle_snapshot()
+        self.settle_snapshot()
         self.gang.dismiss(self.gang.members.copy().values())
         error = self.keeper.error
         return self._ended(Outcome(ended[0]["outcome"]), error and f"the last snapshot failed: {error}")

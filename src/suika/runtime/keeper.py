@@ -28,6 +28,7 @@ class SnapshotKeeper:
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
         self._pending: _Pending | None = None
+        self._failed: tuple[int, int] | None = None  # (generation, step) of one that a rank could not write
         self.newest: tuple[str | None, int] = (None, 0)  # (path, steps done in it)
         self.error: str | None = None  # why the last one failed
 
@@ -42,6 +43,8 @@ class SnapshotKeeper:
     def hear(self, ranks: Mapping[Device, Member], member: Member, message: Message) -> Snapshotted | None:
         """Take in `written`, `published` and `unwritten`; returns the event when a snapshot has become complete."""
         generation, step = message["generation"], message["step"]
+        if (generation, step) == self._failed:
+            return None
         match message["say"]:
             case "written":
                 pending = self._pending
@@ -53,7 +56,7 @@ class SnapshotKeeper:
                 if pending.written == set(ranks):
                     self._gang.tell([next(iter(ranks.values()))], "publish", generation=generation, step=step)
             case "unwritten":
-                self._pending, self.error = None, message["error"]
+                self._pending, self._failed, self.error = None, (generation, step), message["error"]
             case "published":
                 stall_s = self._pending.stall_s if self._pending else 0.0
                 self._pending, self.error = None, None

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from suika.core.cluster import Cluster
 from suika.core.decision import Reason
 from suika.core.plan import Plan
 from suika.core.redeployment import Phase, Redeployment
@@ -68,6 +69,7 @@ class Move:
             old_generation=self._run.generation,
             old=self._record.old.to_dict(),
             new=self._record.new.to_dict(),
+            cluster=self._part_of_cluster().to_dict(),
             store=self._run.store(),
         )
         prepared = self._gather("prepared", self._everyone, self._limits.build_s)
@@ -75,8 +77,14 @@ class Move:
         if len(digests) > 1:
             raise RefusedError(f"ranks planned different moves: {sorted(digests)}")
         (self._digest,) = digests
-        self._record = replace(self._record, bound_bytes=prepared[0]["bound_bytes"])
+        self._run.settle_snapshot()
         self._mark(Phase.PREPARE)
+
+    def _part_of_cluster(self) -> Cluster:
+        """The nodes that the move touches, in the cluster's order."""
+        names = {device.node for device in (*self._record.old.devices, *self._record.new.devices)}
+        cluster = self._run.cluster
+        return replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name in names))
 
     def _cut(self) -> None:
         """The ranks vote in their next step's all-reduce and stop after the same one."""

@@ -1,0 +1,168 @@
+"""A rank's part of one move: prepared in a side thread while training goes on, carried out between two steps.
+
+Nothing that the old generation uses is touched before the commit: kept buffers are shared read-only, the rest lies in
+new memory. An abort therefore only has to forget the new generation.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from suika.core.cluster import cluster_from_dict
+from suika.core.plan import Plan
+from suika.reshard.moveplan import MovePlan, plan_move
+from suika.reshard.transports.base import Transport
+from suika.reshard.transports.gloo import Gloo
+from suika.reshard.transports.inprocess import Hub
+from suika.runtime import groups as process_groups
+from suika.runtime import store as rendezvous
+from suika.runtime.generation import GROUP_TIMEOUT_S, Generation, RankJob
+from suika.runtime.messages import Message
+from suika.runtime.sockets import SocketWatch
+
+if TYPE_CHECKING:
+    from suika.reshard.execute import MoveReport
+
+Say = Callable[..., None]
+_STORE_TIMEOUT_S = 60.0
+
+
+class AbortedError(RuntimeError):
+    """The coordinator called the move off."""
+
+
+class Handover:
+    """One move as this rank lives it. `live` is None for a joiner; `new` stays None for a leaver.
+
+    Three threads meet here: the control thread (`vote`, `decide`), the preparing one, and the main one (`enter`,
+    `carry_out`, `verdict`).
+    """
+
+    def __init__(self, job: RankJob, order: Message, live: Generation | None, say: Say) -> None:
+        self.number: int = order["generation"]
+        self.wants_cut = False
+        self.new: Generation | None = None
+        self._job, self._order, self._live, self._say = job, order, live, say
+        self._watch: SocketWatch | None = None
+        self._plan: MovePlan | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._lock = threading.Lock()
+        self._entered = self._aborted = False
+        self._decided = threading.Event()
+        self._preparer = threading.Thread(target=self._prepare, name="prepare", daemon=True)
+        self._preparer.start()
+
+    # -- the preparing thread -----------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        try:
+            plan = self._build()
+        except Exception as error:
+            self._say("unable", generation=self.number, error=f"prepare: {type(error).__name__}: {error}")
+        else:
+            self._say("prepared", generation=self.number, digest=plan.digest)
+
+    def _build(self) -> MovePlan:
+        """The move's plan, its group over all participants, and the new generation's groups and program."""
+        job, order = self._job, self._order
+        old, new = Plan.from_dict(order["old"]), Plan.from_dict(order["new"])
+        plan = plan_move(job.shape, old, new, cluster_from_dict(order["cluster"]))
+        with self._lock:
+            if self._aborted:
+                raise AbortedError("called off before it began")
+            self._watch = SocketWatch()
+        store = rendezvous.join(**order["store"], timeout_s=_STORE_TIMEOUT_S)
+        name = f"{job.job_id}/{self.number}/{plan.digest}/move"
+        me, size = plan.index(job.device), len(plan.participants)
+        self._group = process_groups.build_group(store, name, me, size, GROUP_TIMEOUT_S) if size > 1 else None
+        if job.device in new.devices:
+            self.new = Generation.build(job, self.number, new, store)
+        self._watch.close()
+        self._plan = plan
+        return plan
+
+    # -- the control thread -------------------------------------------------------------------------------------------
+
+    def decide(self, commit: bool) -> None:
+        """The coordinator's verdict. On an abort whoever waits for a peer is woken up at once."""
+        with self._lock:
+            self._aborted = not commit
+            self.wants_cut = False
+            self._decided.set()
+            if not commit and self._watch is not None:
+                self._watch.break_connections()
+            if not commit and not self._entered:  # the main thread trains and will never hear of this move
+                threading.Thread(target=self._withdraw, name="withdraw", daemon=True).start()
+
+    def _withdraw(self) -> None:
+        self.discard()
+        self._say("resumed", generation=self.number)
+
+    # -- the main thread ----------------------------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """Begin the move between two steps; False if it has been called off."""
+        with self._lock:
+            self._entered = not self._aborted
+            return self._entered
+
+    def carry_out(self, step: int | None) -> None:
+        """Move the state and make the new program ready with it; then wait for the verdict.
+
+        `step`: steps done, None for a joiner. Raises `AbortedError` after an abort, with the old generation as it was.
+        """
+        try:
+            report = self._move(step)
+        except Exception as error:
+            self._say("unable", generation=self.number, error=f"move: {type(error).__name__}: {error}")
+        else:
+            numbers = {"moved_bytes": report.received_bytes, "network_bytes": report.network_bytes}
+            self._say("verified", generation=self.number, verify_s=report.verify_s, **numbers)
+        self._decided.wait()
+        if self._aborted:
+            raise AbortedError(f"generation {self.number} was called off")
+
+    def _move(self, step: int | None) -> MoveReport:
+        plan, live, new = self._plan, self._live, self.new
+        assert plan is not None, "entered before it was prepared"
+        transport = Gloo(self._group) if self._group is not None else Hub(1).transports()[0]
+        header = self._agree(plan, transport, step)
+        old_buffers = live.program.buffers() if live is not None else {}
+        from suika.reshard.execute import execute
+
+        buffers, report = execute(plan, self._job.device, old_buffers, transport)
+        if new is not None:
+            new.program.bind(buffers)
+            new.program.load_records(header["records"])
+        return report
+
+    def _agree(self, plan: MovePlan, transport: Transport, step: int | None) -> dict[str, Any]:
+        """The old ranks' step and records, on every participant; raises unless all carry out the same move of it."""
+        records = self._live.program.records() if self._live is not None else None
+        mine = {"digest": plan.digest, "generation": self.number, "step": step, "records": records}
+        headers = [json.loads(payload) for payload in transport.all_gather(json.dumps(mine).encode())]
+        (first, *others) = [header for header in headers if header["step"] is not None]
+        same_move = all((h["digest"], h["generation"]) == (plan.digest, self.number) for h in headers)
+        if not same_move or any(other != first for other in others):
+            raise RuntimeError(f"participants do not agree: {headers}")
+        assert isinstance(first, dict)
+        return first
+
+    def finish(self) -> None:
+        """After the commit: the move's own connections are no longer needed."""
+        self._preparer.join()
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None
+
+    def discard(self) -> None:
+        """After an abort: forget the new generation."""
+        self.finish()
+        if self.new is not None:
+            self.new.destroy()
+            self.new = None

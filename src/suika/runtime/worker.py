@@ -1,0 +1,182 @@
+"""A rank's process. The main thread trains; a control thread listens to the coordinator and never touches a tensor.
+
+The process outlives layouts: it waits for orders, trains a generation, takes part in moves, and goes only when told to.
+All ranks leave the training loop after the same step, because what they want (cut, stop, save) is summed up in the
+step's own world all-reduce: every rank sees the same votes after the same step.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from suika.core.plan import Plan
+from suika.runtime import store as rendezvous
+from suika.runtime.events import Outcome
+from suika.runtime.generation import Generation, RankJob
+from suika.runtime.handover import AbortedError, Handover
+from suika.runtime.messages import Channel, DisconnectedError, Message
+from suika.runtime.program import StepResult
+from suika.runtime.saver import Saver
+
+_STORE_TIMEOUT_S = 60.0
+CUT, STOP, SAVE = 0, 1, 2  # places of the votes in `Program.step`
+
+
+def main(channel: Channel, launch: Mapping[str, Any]) -> None:
+    """Entry of a rank's process, called in the fork."""
+    torch.set_num_threads(1)
+    Rank(channel, RankJob.of(launch)).run()
+
+
+class Rank:
+    """One device's process of a job."""
+
+    def __init__(self, channel: Channel, job: RankJob) -> None:
+        self._channel, self._job = channel, job
+        self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()  # for the main thread
+        self._live: Generation | None = None
+        self._handover: Handover | None = None
+        self._saver = Saver(job, self._say)
+        self._wants_stop = self._wants_save = False
+
+    def run(self) -> None:
+        """Obey until told to exit."""
+        signal.signal(signal.SIGTERM, self._on_notice)
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+        self._say("ready", generation=0)
+        while (order := self._orders.get())["do"] != "exit":
+            try:
+                if order["do"] == "start":
+                    self._start(order)
+                else:
+                    self._join()
+                if self._live is not None:
+                    self._train()
+            except Exception as error:
+                traceback.print_exc()
+                generation = self._live.number if self._live else order["generation"]
+                self._say("failed", generation=generation, error=f"{type(error).__name__}: {error}")
+
+    # -- the control thread -------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(self._channel.receive())
+        except DisconnectedError:
+            os._exit(1)  # the fork server is gone, and this job with it
+
+    def _hear(self, message: Message) -> None:
+        handover = self._handover
+        current = handover is not None and handover.number == message.get("generation")
+        match message["do"]:
+            case "ping":
+                self._say("pong", generation=0)
+            case "start" | "exit":
+                self._orders.put(message)
+            case "prepare":
+                self._handover = Handover(self._job, message, self._live, self._say)
+            case "cut" if current and handover is not None:
+                handover.wants_cut = True
+                if self._live is None:
+                    self._orders.put(message)
+            case "commit" | "abort" if current and handover is not None:
+                handover.decide(message["do"] == "commit")
+            case "preempt":
+                self._wants_stop = True
+            case "snapshot":
+                self._wants_save = True
+            case "publish":
+                self._saver.publish(message["generation"], message["step"])
+
+    def _on_notice(self, *_: Any) -> None:
+        """SIGTERM from whoever takes the machine away: one rank's vote is enough to save and stop them all."""
+        self._wants_stop = True
+
+    def _say(self, say: str, **content: Any) -> None:
+        try:
+            self._channel.send({"say": say, "job_id": self._job.job_id, "at_s": time.monotonic(), **content})
+        except DisconnectedError:
+            os._exit(1)
+
+    # -- the main thread ----------------------------------------------------------------------------------------------
+
+    def _start(self, order: Message) -> None:
+        store = rendezvous.join(**order["store"], timeout_s=_STORE_TIMEOUT_S)
+        live = Generation.build(self._job, order["generation"], Plan.from_dict(order["plan"]), store)
+        live.fill(self._job, order["snapshot"])
+        self._live = live
+        self._say("running", generation=live.number, step=live.program.records()["steps_done"])
+
+    def _join(self) -> None:
+        """Take part in a move as a joiner, and train in the generation that it leads to."""
+        assert self._handover is not None
+        if self._handover.enter():
+            self._switch(self._handover, None)
+
+    def _train(self) -> None:
+        """Step until the job ends or this rank leaves it."""
+        steps, every = self._job.spec.steps, self._job.spec.snapshot_every_steps
+        while (live := self._live) is not None:
+            if live.program.records()["steps_done"] >= steps:
+                self._end(live, Outcome.FINISHED)
+                continue
+            result = live.program.step(self._votes())
+            self._report(live, result)
+            cut, stop, save = result.votes
+            if result.step >= steps:
+                continue
+            if stop:
+                self._end(live, Outcome.PREEMPTED)
+            elif cut == live.plan.layout.num_ranks:
+                self._cut(result.step)
+            elif save or (every and result.step % every == 0):
+                self._wants_save = False
+                self._saver.save(live, result.step)
+
+    def _votes(self) -> tuple[float, float, float]:
+        handover = self._handover
+        return (float(handover is not None and handover.wants_cut), float(self._wants_stop), float(self._wants_save))
+
+    def _report(self, live: Generation, result: StepResult) -> None:
+        if live.rank == 0:
+            numbers = {name: getattr(result, name) for name in ("step", "loss", "grad_norm", "lr", "num_tokens")}
+            self._say("step", generation=live.number, **numbers)
+
+    def _cut(self, step: int) -> None:
+        """All ranks voted for it: this rank's part of the move, unless it has been called off meanwhile."""
+        handover = self._handover
+        if handover is not None and handover.enter():
+            self._say("cut", generation=handover.number, step=step)
+            self._switch(handover, step)
+
+    def _switch(self, handover: Handover, step: int | None) -> None:
+        """Carry the move out; afterwards the live generation is the new one, or after an abort still the old one."""
+        try:
+            handover.carry_out(step)
+        except AbortedError:
+            handover.discard()
+            self._handover = None
+            self._say("resumed", generation=handover.number)
+            return
+        old, self._live, self._handover = self._live, handover.new, None
+        handover.finish()
+        if old is not None:
+            old.destroy()
+
+    def _end(self, live: Generation, outcome: Outcome) -> None:
+        """Save the state after the last step and wait to be told to go: no rank exits alone."""
+        step = live.program.records()["steps_done"]
+        self._saver.save(live, step)
+        self._saver.join()
+        self._say("ended", generation=live.number, step=step, outcome=outcome.value)
+        self._live = None

@@ -1,0 +1,93 @@
+"""A program with the real state of a real model and no model: every element follows its own exact recurrence.
+
+An element's value after any number of steps depends on its place in the logical tensor alone, so that every layout and
+every chain of moves must give the same bits. It is loaded by name in the ranks, as a trainer is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suika.core.job import JobSpec
+from suika.core.plan import Plan
+from suika.core.tensors import logical_tensors
+from suika.reshard.regions import Box
+from suika.reshard.state import StateKey, buffer_specs
+from suika.runtime.dcp_plan import Piece, pieces, plan_regions, region_view
+from suika.runtime.program import RankGroups, StepResult
+
+
+def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> TinyProgram:
+    if (Path(data_path) / f"refuse-{plan.layout.num_ranks}").exists():
+        raise MemoryError("refused to build, as the test wanted")
+    return TinyProgram(spec, plan, rank, groups, data_path)
+
+
+class TinyProgram:
+    def __init__(self, spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> None:
+        self.spec, self.plan, self.rank, self.world = spec, plan, rank, groups.world
+        from suika.reshard.state import JobShape
+
+        self.shape = JobShape.of(spec)
+        self.regions = plan_regions(self.shape, plan, rank)
+        specs = buffer_specs(spec.model, plan.layout, spec.sequence_length, spec.precision, rank, plan.order)
+        self._specs = {name: (shape, getattr(torch, dtype)) for name, (shape, dtype) in specs.items()}
+        self._mine: tuple[Piece, ...] = pieces(self.shape, plan)[rank]
+        self._buffers: dict[str, Tensor] = {}
+        self._step = 0
+        self._step_s = float(os.environ.get("TINY_STEP_S", "0.02"))
+
+    def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        return self._specs
+
+    def initialise(self) -> dict[str, Tensor]:
+        buffers = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self._specs.items()}
+        shapes = {t.name: t.shape for t in logical_tensors(self.spec.model, self.spec.sequence_length)}
+        for region in self.regions:
+            region_view(region, buffers).copy_(first_values(region.key, shapes[region.key.tensor], region.box))
+        return buffers
+
+    def bind(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, (shape, dtype) in self._specs.items():
+            assert (buffers[name].shape, buffers[name].dtype) == (shape, dtype), name
+        self._buffers = dict(buffers)
+
+    def buffers(self) -> Mapping[str, Tensor]:
+        return self._buffers
+
+    def records(self) -> dict[str, Any]:
+        return {"steps_done": self._step, "position": self._step * self.spec.global_batch}
+
+    def load_records(self, records: Mapping[str, Any]) -> None:
+        self._step = records["steps_done"]
+        assert records["position"] == self._step * self.spec.global_batch
+
+    def step(self, votes: Sequence[float]) -> StepResult:
+        time.sleep(self._step_s)
+        loss = sum(float(piece.view(self._buffers).double().sum()) for piece in self._mine)
+        totals = torch.tensor([loss, *votes], dtype=torch.float64)
+        if self.world is not None:
+            self.world.allreduce([totals]).wait()
+        for region in self.regions:
+            advance(region_view(region, self._buffers), self._step)
+        self._step += 1
+        return StepResult(self._step, float(totals[0]), 1.0, 0.1, 1, tuple(totals[1:].tolist()))
+
+
+def first_values(key: StateKey, shape: tuple[int, ...], box: Box) -> Tensor:
+    """Value of each element of `box`: a function of its key and its place in the logical tensor."""
+    places = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)[box.slices]
+    return torch.sin(places + zlib.crc32(f"{key.kind}/{key.tensor}".encode()) % 1000)
+
+
+def advance(values: Tensor, step: int) -> None:
+    values.mul_(0.75).add_(1.0 / (step + 3))
