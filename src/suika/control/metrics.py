@@ -1,0 +1,1 @@
+"""Prometheus metrics: gauges from the state, counters and histograms as a fold over the append-only events."""

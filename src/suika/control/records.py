@@ -1,0 +1,1 @@
+"""A `Job` as plain JSON data and back."""

@@ -1,0 +1,1 @@
+"""A `JobRun` over processes that run already: they train on while a new coordinator takes them over."""
