@@ -1,0 +1,226 @@
+"""`execute`: one participant's part of a move. Old buffers are only read; what comes back is proven, or an error rises.
+
+agree (plan digest, buffers) -> hash at the source, replicas compared -> copy what stays -> messages in round order ->
+hash at the destination -> unanimous verdict. Whatever goes wrong, the old buffers are as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from suika.core.cluster import Device
+from suika.reshard.buffers import Pieces, Side, allocate, check_buffers
+from suika.reshard.hashing import tensor_hashes
+from suika.reshard.moveplan import MovePlan
+from suika.reshard.transports.base import Transport, Work
+
+WINDOW = 8  # messages in flight per participant
+
+
+class MoveError(RuntimeError):
+    """The move did not happen; every participant raises, old buffers are untouched."""
+
+
+class ReplicaMismatchError(MoveError):
+    """Two old owners hold different values of the same element: neither can be trusted to be the right one."""
+
+
+class VerificationError(MoveError):
+    """Bytes arrived that differ from those that were sent."""
+
+
+@dataclass
+class MoveReport:
+    """What one participant did. `allocated_bytes`: new buffers; `staging_bytes`: packed messages in flight, at most."""
+
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    local_copy_bytes: int = 0  # same device, but cut differently
+    kept_bytes: int = 0  # rebound
+    hashed_bytes: int = 0
+    allocated_bytes: int = 0
+    staging_bytes: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.phase_s[name] = time.perf_counter() - start
+
+
+def execute(
+    plan: MovePlan,
+    me: Device,
+    old_buffers: Mapping[str, torch.Tensor],
+    transport: Transport,
+    new_buffers: Mapping[str, torch.Tensor] | None = None,
+) -> tuple[dict[str, torch.Tensor], MoveReport]:
+    """Carry out `plan` as device `me`; returns the buffers of the new plan (none for a leaver) and a report.
+
+    `new_buffers`: what `allocate` gave earlier, so that page faults stay out of the pause. Kept buffers come back as
+    the same tensors. Raises `MoveError` on all participants alike, or `TransportError` when a peer or link is gone.
+    """
+    mover = _Mover(plan, plan.index(me), old_buffers, transport)
+    report = mover.report
+    with report.phase("agree"):
+        mover.agree()
+    with report.phase("hash"):
+        mover.hash_sources()
+    with report.phase("allocate"):
+        mover.bind(allocate(plan, mover.me, old_buffers) if new_buffers is None else new_buffers)
+    with report.phase("copy"):
+        mover.copy_residents()
+    with report.phase("transfer"):
+        mover.transfer()
+    with report.phase("verify"):
+        mover.verify()
+    return mover.new.buffers, report
+
+
+class _Mover:
+    def __init__(self, plan: MovePlan, me: int, old: Mapping[str, torch.Tensor], transport: Transport) -> None:
+        self.plan, self.me, self.transport = plan, me, transport
+        self.old = Side(dict(old), plan.old.regions(me))
+        self.new = Side({}, plan.new.regions(me))
+        self.kept = plan.kept(me)
+        self.report = MoveReport()
+        self.source_hashes: dict[int, np.ndarray] = {}  # group -> hash of each cell, as its holders have it
+
+    def agree(self) -> None:
+        """Same plan, buffers as the plan says, group as large as the plan: or nobody starts."""
+        problem = check_buffers(self.old.buffers, self.plan.old.specs(self.me))
+        if (self.transport.rank, self.transport.size) != (self.me, len(self.plan.participants)):
+            problem = (
+                f"transport is rank {self.transport.rank} of {self.transport.size}, "
+                f"the plan has participant {self.me} of {len(self.plan.participants)}"
+            )
+        mine = {"digest": self.plan.digest, "problem": problem}
+        everyone = [json.loads(said) for said in self.transport.all_gather(json.dumps(mine).encode())]
+        for device, said in zip(self.plan.participants, everyone, strict=False):
+            if said["problem"]:
+                raise MoveError(f"{device}: {said['problem']}")
+        plans = {said["digest"] for said in everyone}
+        if len(plans) > 1:
+            raise MoveError(f"participants hold different move plans: {sorted(plans)}")
+
+    def hash_sources(self) -> None:
+        """Hash all cells but the sole, rebound ones; compare all replicas, also those that nobody will use."""
+        mine = {}
+        for group, demand in enumerate(self.plan.demands):
+            relied_on = len(demand.holders) > 1 or set(demand.needers) - {self.me}
+            if self.me in demand.holders and (relied_on or not self._stays(group)):
+                mine[group] = self._hashes(self.old, group)
+        everyone = [_unpack_hashes(packed) for packed in self.transport.all_gather(_pack_hashes(mine))]
+        for group, demand in enumerate(self.plan.demands):
+            first = demand.holders[0]
+            if group not in everyone[first]:
+                continue
+            self.source_hashes[group] = everyone[first][group]
+            for other in demand.holders[1:]:
+                differing = np.flatnonzero(everyone[first][group] != everyone[other][group])
+                if len(differing):
+                    key, box, _ = self.plan.groups[group].cells[int(differing[0])]
+                    names = " and ".join(self.plan.old.name(p) for p in (first, other))
+                    raise ReplicaMismatchError(f"{key.kind} of {key.tensor}{box} differs between {names}")
+
+    def bind(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        problem = check_buffers(buffers, self.plan.new.specs(self.me))
+        if problem:
+            raise MoveError(f"{self.plan.participants[self.me]}, new side: {problem}")
+        self.new.buffers.update(buffers)
+        sizes = {name: t.numel() * t.element_size() for name, t in buffers.items()}
+        self.report.kept_bytes = sum(size for name, size in sizes.items() if name in self.kept)
+        self.report.allocated_bytes = sum(sizes.values()) - self.report.kept_bytes
+
+    def copy_residents(self) -> None:
+        """Cells that stay on this device but not in the same buffer; verified like any other."""
+        for group, demand in enumerate(self.plan.demands):
+            if self.me in demand.needers and self.me in demand.holders:
+                for cell in self.plan.groups[group].cells:
+                    if self.new.buffer_of(cell) not in self.kept:
+                        self.new.view(cell).copy_(self.old.view(cell))
+                        self.report.local_copy_bytes += cell.num_bytes
+
+    def transfer(self) -> None:
+        """Post own messages in round order, a window of them at a time, and finish them in the same order."""
+        in_flight: deque[tuple[Work, Pieces | None]] = deque()
+
+        def finish_one() -> None:
+            work, arrived = in_flight.popleft()
+            work.wait()
+            if arrived is not None:
+                arrived.unpack()
+
+        hop = 0
+        for message in self.plan.messages:
+            stream = self.plan.streams[message.stream]
+            if self.me not in (stream.src, stream.dst):
+                continue
+            if stream.hop > hop:  # what is forwarded must have arrived
+                hop = stream.hop
+                while in_flight:
+                    finish_one()
+            if len(in_flight) >= WINDOW:
+                finish_one()
+            sending = stream.src == self.me
+            side = self.old if sending and stream.hop == 0 else self.new
+            pieces = Pieces.of(stream, message, self.plan.groups, side)
+            self.report.staging_bytes = max(
+                self.report.staging_bytes,
+                pieces.staging_bytes + sum(p.staging_bytes for _, p in in_flight if p is not None),
+            )
+            if sending:
+                in_flight.append((self.transport.send(stream.dst, message.round, pieces.pack()), None))
+                self.report.sent_bytes += message.stop - message.start
+            else:
+                in_flight.append((self.transport.recv(stream.src, message.round, pieces.wire), pieces))
+                self.report.received_bytes += message.stop - message.start
+        while in_flight:
+            finish_one()
+
+    def verify(self) -> None:
+        """Hash what arrived, in the live buffers, against the source; then all must agree that all is well."""
+        problem = ""
+        for group, demand in enumerate(self.plan.demands):
+            if problem or self.me not in demand.needers or self._stays(group):
+                continue
+            differing = np.flatnonzero(self._hashes(self.new, group) != self.source_hashes[group])
+            if len(differing):
+                key, box, _ = self.plan.groups[group].cells[int(differing[0])]
+                problem = f"{key.kind} of {key.tensor}{box} arrived changed on {self.plan.new.name(self.me)}"
+        for verdict in self.transport.all_gather(problem.encode()):
+            if verdict:
+                raise VerificationError(verdict.decode())
+
+    def _stays(self, group: int) -> bool:
+        """Whether everything of the group is rebound on this participant: nothing is written, nothing can go wrong."""
+        demand = self.plan.demands[group]
+        if self.me not in demand.holders or self.me not in demand.needers:
+            return False
+        return all(self.new.buffer_of(cell) in self.kept for cell in self.plan.groups[group].cells)
+
+    def _hashes(self, side: Side, group: int) -> np.ndarray:
+        self.report.hashed_bytes += self.plan.groups[group].num_bytes
+        return np.array(tensor_hashes([side.view(cell) for cell in self.plan.groups[group].cells]), dtype=np.uint64)
+
+
+def _pack_hashes(hashes: Mapping[int, np.ndarray]) -> bytes:
+    counts = np.array([(group, len(row)) for group, row in hashes.items()], dtype=np.uint64).reshape(-1, 2)
+    return b"".join([np.uint64(len(counts)).tobytes(), counts.tobytes(), *(row.tobytes() for row in hashes.values())])
+
+
+def _unpack_hashes(packed: bytes) -> dict[int, np.ndarray]:
+    words = np.frombuffer(packed, dtype=np.uint64)
+    num = int(words[0])
+    counts = words[1 : 1 + 2 * num].reshape(num, 2).astype(np.int64)
+    rows = np.split(words[1 + 2 * num :], np.cumsum(counts[:, 1])[:-1]) if num else []
+    return {int(group): row for (group, _), row in zip(counts, rows, strict=True)}
