@@ -1,0 +1,204 @@
+"""`Axis`: one mesh axis as a rank sees it, with the collectives that the trainer uses.
+
+Every message of a training step except the pipeline's passes through here. They are built from sends and receives:
+over gloo a small message between two processes takes 0.1 ms so, its own collectives need a millisecond or more (see
+docs/numbers/train.md). Ranks are always added in rank order, element by element, hence a sum has the same bits on every
+rank and does not depend on where in a message an element lies.
+
+An axis of size 1 does nothing at all, so callers never ask whether an axis exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Up to this size each rank sends its whole tensor to the others (one hop); above, sums are made in chunks (two hops,
+# but the least bytes). With two ranks both send the same bytes and one hop is always better.
+_ONE_HOP_BYTES = 1 << 16
+_TAG = 1  # pipelines use tag 0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Position on a mesh axis and the process group along it (None: the axis has size 1)."""
+
+    name: str
+    group: dist.ProcessGroup | None = None
+    size: int = 1
+    rank: int = 0
+
+    @staticmethod
+    def of(name: str, group: dist.ProcessGroup | None) -> Axis:
+        return Axis(name) if group is None else Axis(name, group, group.size(), group.rank())
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' tensors; the same bits on every rank."""
+        if self.group is None:
+            return tensor
+        tensor = tensor.contiguous()
+        if self.size == 2 or tensor.nbytes <= _ONE_HOP_BYTES:
+            received = [tensor if r == self.rank else torch.empty_like(tensor) for r in range(self.size)]
+            wait(self._swap([tensor] * self.size, received))
+            return fold(received)
+        return self._sum_in_chunks(tensor)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, stacked: (size, *shape). All shapes are equal."""
+        gathered = tensor.new_empty((self.size, *tensor.shape))
+        gathered[self.rank] = tensor
+        wait(self._swap([gathered[self.rank]] * self.size, gathered.unbind()))
+        return gathered
+
+    def sum_and_split(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks of `tensor[rank]`: (size, *shape) -> shape."""
+        tensor = tensor.contiguous()
+        received, works = self.exchange(tensor)
+        wait(works)
+        return fold(received)
+
+    def exchange(self, tensor: Tensor) -> tuple[list[Tensor], list[dist.Work]]:
+        """Start an all-to-all: `tensor[i]` goes to rank i. Returns what arrives from each rank, in rank order (its own
+        part is a view), and the works to wait for; until then `tensor` must not change."""
+        parts = list(tensor.unbind())
+        received = [p if r == self.rank else torch.empty_like(p) for r, p in enumerate(parts)]
+        return received, self._swap(parts, received)
+
+    def gather_in_place(self, tensor: Tensor) -> list[dist.Work]:
+        """Start an all-gather of (size, *shape), of which this rank has filled `tensor[rank]`."""
+        parts = tensor.unbind()
+        return self._swap([parts[self.rank]] * self.size, parts)
+
+    def _sum_in_chunks(self, tensor: Tensor) -> Tensor:
+        """Rank r adds chunk r of every rank, then hands it round."""
+        each = -(-tensor.numel() // self.size)
+        parts = list(tensor.view(-1).split(each))
+        parts += [parts[0][:0]] * (self.size - len(parts))
+        mine = parts[self.rank]
+        received = [mine if r == self.rank else torch.empty_like(mine) for r in range(self.size)]
+        wait(self._swap(parts, received))
+        out = torch.empty_like(tensor)
+        chunks = list(out.view(-1).split(each))
+        chunks += [chunks[0][:0]] * (self.size - len(chunks))
+        chunks[self.rank].copy_(fold(received))
+        wait(self._swap([chunks[self.rank]] * self.size, chunks))
+        return out
+
+    def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[dist.Work]:
+        """Start sending `outgoing[r]` to every other rank r and receiving `incoming[r]` from it. Empty ones are not
+        sent; both sides know the sizes. Peers start with the next rank, so that not all send to one first."""
+        if self.group is None:
+            return []
+        peers = [(self.rank + step) % self.size for step in range(1, self.size)]
+        works = [self.group.recv([incoming[r]], r, _TAG) for r in peers if incoming[r].numel()]
+        return works + [self.group.send([outgoing[r]], r, _TAG) for r in peers if outgoing[r].numel()]
+
+
+def fold(parts: Sequence[Tensor]) -> Tensor:
+    """Add tensors in order: ((p0 + p1) + p2) ... A single one is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total.add_(part)
+    return total
+
+
+def wait(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+class _Enter(torch.autograd.Function):
+    """Into a tensor-parallel region: the same activations for all; gradients are summed on the way back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: Axis) -> Tensor:  # type: ignore[no-untyped-def, override]
+        ctx.tp = tp
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+        return ctx.tp.sum(grad), None
+
+
+class _Leave(torch.autograd.Function):
+    """Out of a tensor-parallel region: partial sums are summed; every rank has the whole gradient already."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: Axis) -> Tensor:  # type: ignore[no-untyped-def, override]
+        return tp.sum(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+        return grad, None
+
+
+def _join_sequence(x: Tensor, tp: Axis) -> Tensor:
+    """(B, L/tp, D) of each rank -> (B, L, D)."""
+    B, l, D = x.shape
+    return tp.gather(x).transpose(0, 1).reshape(B, tp.size * l, D)
+
+
+def _sum_and_split_sequence(x: Tensor, tp: Axis) -> Tensor:
+    """Partial sums (B, L, D) -> this rank's positions of the sum, (B, L/tp, D)."""
+    B, L, D = x.shape
+    return tp.sum_and_split(x.view(B, tp.size, L // tp.size, D).transpose(0, 1))
+
+
+class _EnterSequence(torch.autograd.Function):
+    """Into a tensor-parallel region from sequence shards: gather positions; gradients are summed and split."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: Axis) -> Tensor:  # type: ignore[no-untyped-def, override]
+        ctx.tp = tp
+        return _join_sequence(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+        return _sum_and_split_sequence(grad.contiguous(), ctx.tp), None
+
+
+class _LeaveSequence(torch.autograd.Function):
+    """Out of a tensor-parallel region into sequence shards: the mirror of `_EnterSequence`."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: Axis) -> Tensor:  # type: ignore[no-untyped-def, override]
+        ctx.tp = tp
+        return _sum_and_split_sequence(x.contiguous(), tp)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+        return _join_sequence(grad, ctx.tp), None
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """The tp axis with the two borders of a tensor-parallel region. B = batch, L = sequence, D = hidden.
+
+    Outside of a region activations are whole (B, L, D), or shards of positions (B, L/tp, D) with sequence parallelism.
+    """
+
+    axis: Axis
+    sequence: bool = False
+
+    def enter(self, x: Tensor) -> Tensor:
+        if self.axis.group is None:
+            return x
+        return (_EnterSequence if self.sequence else _Enter).apply(x, self.axis)
+
+    def leave(self, x: Tensor) -> Tensor:
+        if self.axis.group is None:
+            return x
+        return (_LeaveSequence if self.sequence else _Leave).apply(x, self.axis)
+
+    def positions(self, length: int) -> slice:
+        """The positions of a sequence of `length` that this rank holds outside of a region."""
+        if not self.sequence:
+            return slice(0, length)
+        each = length // self.axis.size
+        return slice(self.axis.rank * each, (self.axis.rank + 1) * each)

@@ -1,0 +1,131 @@
+"""A transformer block of both families on one tensor-parallel rank, over plain parameters.
+
+Shapes: B = batch, L = sequence, D = hidden, H = local query heads, K = local key/value heads, d = head_dim,
+F = local ffn columns. Column-parallel weights (q, k, v, gate, up) hold rows of the logical tensor, row-parallel ones
+(o, down) columns; biases after a row-parallel product are whole and are added once, outside of the region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from suika.core.layout import Recompute
+from suika.core.model import ModelSpec
+from suika.train.axis import TensorParallel
+
+
+class Weights(nn.Module):
+    """A weight and, where the family has one, a bias. Holds, does not compute."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Run `function` without keeping what it saves for backward: it runs again then. Touches no global RNG."""
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+
+
+class Norm(Weights):
+    """LayerNorm (gpt) or RMSNorm (llama)."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.layer_norm = model.family == "gpt"
+        self.eps = model.norm_eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer_norm:
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+def rotary_tables(length: int, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of position x frequency, each (L, d): RoFormer (arXiv 2104.09864), halves rotated as in Llama."""
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies).repeat(1, 2)
+    sin = angles.sin()
+    sin[:, : head_dim // 2].neg_()  # the rotated halves are (-x2, x1): the sign lives in the table
+    return angles.cos().to(dtype), sin.to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions on (B, heads, L, d)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+class Attention(nn.Module):
+    """Causal attention; with fewer query than key/value heads' copies (GQA), each key/value head serves H/K queries."""
+
+    def __init__(self, model: ModelSpec, tp: TensorParallel, recompute: Recompute) -> None:
+        super().__init__()
+        self.tp, self.head_dim, self.recompute_core = tp, model.head_dim, recompute == "selective"
+        self.q, self.k, self.v, self.o = Weights(), Weights(), Weights(), Weights()
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = self.tp.enter(x)
+        heads = (*x.shape[:2], -1, self.head_dim)
+        q, k, v = (F.linear(x, p.weight, p.bias).view(heads).transpose(1, 2) for p in (self.q, self.k, self.v))
+        tables = () if rotary is None else rotary
+        attended = recomputed(_attend, q, k, v, *tables) if self.recompute_core else _attend(q, k, v, *tables)
+        y = self.tp.leave(F.linear(attended, self.o.weight))
+        return y if self.o.bias is None else y + self.o.bias
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *rotary: Tensor) -> Tensor:
+    """(B, H, L, d), (B, K, L, d), (B, K, L, d) -> (B, L, H d)."""
+    if rotary:
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+    grouped = q.shape[1] != k.shape[1]
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    return y.transpose(1, 2).flatten(2)
+
+
+class Mlp(nn.Module):
+    """gpt: down(gelu(up x)); llama: down(silu(gate x) * up x)."""
+
+    def __init__(self, model: ModelSpec, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp, self.gated = tp, model.gated
+        if self.gated:
+            self.gate = Weights()
+        self.up, self.down = Weights(), Weights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tp.enter(x)
+        up = F.linear(x, self.up.weight, self.up.bias)
+        if self.gated:
+            hidden = F.silu(F.linear(x, self.gate.weight)) * up
+        else:
+            hidden = F.gelu(up, approximate="tanh")
+        y = self.tp.leave(F.linear(hidden, self.down.weight))
+        return y if self.down.bias is None else y + self.down.bias
+
+
+class Block(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, model: ModelSpec, tp: TensorParallel, recompute: Recompute) -> None:
+        super().__init__()
+        self.recompute_all = recompute == "full"
+        self.attention_norm, self.attention = Norm(model), Attention(model, tp, recompute)
+        self.mlp_norm, self.mlp = Norm(model), Mlp(model, tp)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        if self.recompute_all:
+            return recomputed(self._run, x, rotary)  # type: ignore[arg-type]
+        return self._run(x, rotary)
+
+    def _run(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotary)
+        return x + self.mlp(self.mlp_norm(x))

@@ -1,0 +1,145 @@
+"""Text to tokens: a file or a folder becomes one memory-mapped `.bin` of bytes, with a manifest beside it.
+
+Tokens are bytes (0..255), and 256 ends each file. Needs no torch: whoever submits a job prepares its data.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from suika.core.errors import SpecError, require
+
+END_OF_FILE = 256
+_TOKEN = np.dtype("<u2")
+_SNIFF_BYTES = 8192  # a file with a zero byte in its first 8 KiB is taken for binary, as git and grep do
+
+
+@dataclass(frozen=True)
+class DataManifest:
+    """What a `.bin` holds. It is valid exactly when its manifest exists and the sizes agree."""
+
+    num_tokens: int
+    vocab: int  # tokens are in [0, vocab)
+    num_files: int
+    num_skipped: int  # binary or unreadable files of a folder
+    source: str
+    sha256: str  # of the .bin
+    tokenizer: str = "bytes"
+    version: int = 1
+
+
+def prepare(
+    source: str | Path,
+    out: str | Path,
+    *,
+    pattern: str = "*",
+    max_bytes: int = 0,
+    end_of_file: bool = True,
+) -> DataManifest:
+    """Tokenise `source` (a file, or a folder walked in sorted order) into `out` (`.bin`), replacing it atomically.
+
+    `pattern` chooses files of a folder by name; `max_bytes` > 0 stops after that many bytes of text. Hidden files,
+    binary files and links are left out of a folder. Raises `SpecError` when there is nothing to read.
+    """
+    source, out = Path(source), Path(out)
+    require(source.exists(), "data", str(source), "does not exist", "give a text file or a folder of text files")
+    digest, num_tokens, num_files, num_skipped = hashlib.sha256(), 0, 0, 0
+    left = max_bytes or None
+    with _replacing(out) as file:
+        for path in _files(source, pattern):
+            text = _read_text(path, must=path == source)
+            if not text:
+                num_skipped += 1
+                continue
+            tokens = np.frombuffer(text[:left], np.uint8).astype(_TOKEN)
+            if end_of_file:
+                tokens = np.append(tokens, _TOKEN.type(END_OF_FILE))
+            file.write(tokens.data)
+            digest.update(tokens.data)
+            num_tokens, num_files = num_tokens + len(tokens), num_files + 1
+            if left is not None:
+                left -= min(left, len(text))
+                if left == 0:
+                    break
+        require(num_files > 0, "data", str(source), f"holds no text file that matches {pattern!r}")
+    vocab = END_OF_FILE + 1 if end_of_file else END_OF_FILE
+    manifest = DataManifest(num_tokens, vocab, num_files, num_skipped, str(source), digest.hexdigest())
+    with _replacing(manifest_path(out)) as file:
+        file.write(json.dumps(asdict(manifest), indent=1).encode())
+    return manifest
+
+
+def manifest_path(data: str | Path) -> Path:
+    return Path(f"{data}.json")
+
+
+def load_manifest(data: str | Path) -> DataManifest:
+    """The manifest of a prepared `.bin`; raises `SpecError` where it is missing, foreign or does not fit the file."""
+    data, path = Path(data), manifest_path(data)
+    fix = "prepare it with `suika data`"
+    require(data.is_file() and path.is_file(), "data", str(data), "is not prepared data (no .bin with a manifest)", fix)
+    try:
+        manifest = DataManifest(**json.loads(path.read_text()))
+    except (OSError, TypeError, ValueError) as error:
+        raise SpecError("data", str(path), f"is not a manifest: {error}", fix) from None
+    stored = data.stat().st_size // _TOKEN.itemsize
+    same = stored == manifest.num_tokens
+    require(same, "data", str(data), f"holds {stored} tokens, its manifest says {manifest.num_tokens}", fix)
+    return manifest
+
+
+def open_tokens(data: str | Path) -> np.memmap:
+    """The tokens of a prepared `.bin`, memory-mapped."""
+    return np.memmap(data, _TOKEN, mode="r")
+
+
+def _files(source: Path, pattern: str) -> Iterator[Path]:
+    if source.is_file():
+        yield source
+        return
+    for folder, folders, names in os.walk(source):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if fnmatch.fnmatch(name, pattern) and not name.startswith(".") and not path.is_symlink():
+                yield path
+
+
+def _read_text(path: Path, must: bool) -> bytes:
+    """The bytes of a text file; empty for one that is binary or cannot be read, unless it `must`."""
+    try:
+        text = path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        if must:
+            raise SpecError("data", str(path), f"cannot be read: {error.strerror}") from None
+        return b""
+    if must:
+        require(len(text) > 0, "data", str(path), "is empty")
+    elif b"\0" in text[:_SNIFF_BYTES]:
+        return b""
+    return text
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes `path`'s place when the block ends well, and vanishes when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""Gradients of a rank: flat per ZeRO bucket, accumulated over micro-batches, reduced once per step.
+
+Sums here keep to one rule: an element's sum does not depend on where in a buffer it lies (ranks are added in order,
+two at a time). That makes copies that live at different places, a tied embedding's or a replicated norm's, bit-equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from suika.core.tensors import LogicalTensor
+from suika.reshard.state import Bucket
+from suika.train.axis import Axis, fold, wait
+
+
+class BucketGradients:
+    """The flat gradient of one bucket, padded to equal chunks: chunk r is what replica r owns (`zero_slice`)."""
+
+    def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
+        self.bucket = bucket
+        self.chunk = -(-bucket.numel // bucket.replicas)
+        self.flat = torch.zeros(self.chunk * bucket.replicas, dtype=dtype)
+        self.views = {
+            tensor.name: self.flat[at : at + math.prod(shape)].view(shape)
+            for tensor, shape, at in zip(bucket.tensors, bucket.shapes, bucket.offsets, strict=True)
+        }
+
+    @property
+    def chunks(self) -> Tensor:
+        """(replicas, chunk): row r belongs to replica r."""
+        return self.flat.view(self.bucket.replicas, self.chunk)
+
+    @property
+    def owned(self) -> Tensor:
+        """The part that this rank's optimizer uses: its slice, or everything without ZeRO."""
+        start, stop = self.bucket.slice
+        return self.flat[start:stop]
+
+
+class Gradients:
+    """All buckets of a rank and the reductions that a step needs, in the order in which they must happen."""
+
+    def __init__(
+        self,
+        buckets: tuple[Bucket, ...],
+        dtype: torch.dtype,
+        tp: Axis,
+        dp: Axis,
+        ends: Axis,
+        sequence_parallel: bool,
+    ) -> None:
+        self.buckets = tuple(BucketGradients(bucket, dtype) for bucket in buckets)
+        self.views = {name: view for b in self.buckets for name, view in b.views.items()}
+        self.tp, self.dp, self.ends = tp, dp, ends
+        tensors = [t for bucket in buckets for t in bucket.tensors]
+        self._partial = [t for t in tensors if tp.size > 1 and _is_partial(t, tp.size, sequence_parallel)]
+        self._counted = [list(_counted_runs(b, tp, dp, ends)) for b in buckets]
+
+    def zero(self) -> None:
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+
+    def reduce(self) -> None:
+        """Turn this rank's sums over its micro-batches into sums over the global batch, in `owned` of each bucket."""
+        self._sum_over_tp()
+        if self.ends.size > 1 and "embedding.weight" in self.views:
+            shared = self.views["embedding.weight"]
+            shared.copy_(self.ends.sum(shared))
+        if self.dp.size > 1:
+            self._sum_over_dp()
+
+    def square_sum(self) -> Tensor:
+        """This rank's share of the squared norm of the model's gradient, fp64: each logical element counts once."""
+        total = torch.zeros((), dtype=torch.float64)
+        for gradients, runs in zip(self.buckets, self._counted, strict=True):
+            owned = gradients.owned
+            for start, stop in runs:
+                total += torch.linalg.vector_norm(owned[start:stop], dtype=torch.float64).square_()
+        return total
+
+    def _sum_over_tp(self) -> None:
+        """Tensors that tp ranks share but compute parts of: one all-reduce for all of them."""
+        if not self._partial:
+            return
+        slots = [_slot(t, self.views[t.name], self.tp) for t in self._partial]
+        summed = self.tp.sum(torch.cat([whole.flatten() for whole, _ in slots]))
+        for tensor, (whole, mine), part in zip(
+            self._partial, slots, summed.split([w.numel() for w, _ in slots]), strict=True
+        ):
+            self.views[tensor.name].copy_(part.view(whole.shape)[mine])
+
+    def _sum_over_dp(self) -> None:
+        """Every rank receives the others' versions of its own chunk and adds them in rank order."""
+        exchanges = [self.dp.exchange(b.chunks) for b in self.buckets]
+        for bucket, (received, works) in zip(self.buckets, exchanges, strict=True):
+            wait(works)
+            bucket.chunks[self.dp.rank].copy_(fold(received))
+        for works in [self.dp.gather_in_place(b.chunks) for b in self.buckets if not b.bucket.sharded]:
+            wait(works)
+
+
+def _is_partial(tensor: LogicalTensor, tp: int, sequence_parallel: bool) -> bool:
+    """Whether tp ranks hold the same elements of `tensor` but only parts of their gradient."""
+    if tensor.tp_dim is None:
+        return sequence_parallel  # each rank saw its own positions
+    return _replicated_units(tensor, tp)  # each rank saw its own query heads
+
+
+def _replicated_units(tensor: LogicalTensor, tp: int) -> bool:
+    assert tensor.tp_dim is not None
+    return tensor.shared_units and tensor.shape[tensor.tp_dim] // tensor.tp_unit < tp
+
+
+def _slot(tensor: LogicalTensor, grad: Tensor, tp: Axis) -> tuple[Tensor, slice]:
+    """The gradient as a part of something that can be summed over all of tp, and where in it this rank's part is.
+
+    A replicated key/value head lies in the rows of its head: ranks of other heads add zeros to it.
+    """
+    if tensor.tp_dim is None:
+        return grad, slice(None)
+    start, stop = tensor.bounds(tp.size, tp.rank)
+    whole = grad.new_zeros(tensor.shape)
+    whole[start:stop] = grad
+    return whole, slice(start, stop)
+
+
+def _counts(tensor: LogicalTensor, tp: Axis, ends: Axis) -> bool:
+    """Whether this rank's copy of `tensor` is the one that the norm counts: the first of its replicas."""
+    if tensor.name == "embedding.weight" and ends.rank > 0:
+        return False
+    if tensor.tp_dim is None:
+        return tp.rank == 0
+    if _replicated_units(tensor, tp.size) and tp.rank > 0:
+        return tensor.bounds(tp.size, tp.rank) != tensor.bounds(tp.size, tp.rank - 1)
+    return True
+
+
+def _counted_runs(bucket: Bucket, tp: Axis, dp: Axis, ends: Axis) -> Iterator[tuple[int, int]]:
+    """Ranges of a bucket's owned gradient that count for the norm, neighbours merged."""
+    if not bucket.sharded and dp.rank > 0:
+        return
+    start, stop = bucket.slice
+    run: tuple[int, int] | None = None
+    for tensor, shape, at in zip(bucket.tensors, bucket.shapes, bucket.offsets, strict=True):
+        low, high = max(at, start) - start, min(at + math.prod(shape), stop) - start
+        if low >= high or not _counts(tensor, tp, ends):
+            continue
+        if run and run[1] == low:
+            run = (run[0], high)
+            continue
+        if run:
+            yield run
+        run = (low, high)
+    if run:
+        yield run

@@ -1,0 +1,100 @@
+"""AdamW on the ZeRO slices of a rank, and the learning rate as a pure function of the step.
+
+Only operations with one rounding (add, multiply, divide, square root) are used: vectorised loops and their scalar
+tails then agree to the last bit, so copies of a parameter that lie at different offsets stay equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from suika.core.job import OptimizerSpec
+from suika.reshard.state import Bucket
+from suika.train.axis import Axis, wait
+
+
+def learning_rate(spec: OptimizerSpec, step: int, num_steps: int) -> float:
+    """Rate of optimizer step `step` (0 is the first) of a job of `num_steps`."""
+    if step < spec.warmup_steps:
+        return spec.lr * (step + 1) / spec.warmup_steps
+    if spec.decay == "constant":
+        return spec.lr
+    end = spec.decay_steps or num_steps
+    done = min(1.0, (step - spec.warmup_steps) / max(1, end - spec.warmup_steps))
+    shape = 1.0 - done if spec.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return spec.lr * (spec.min_lr_ratio + (1.0 - spec.min_lr_ratio) * shape)
+
+
+class BucketState:
+    """Moments of one bucket's slice and the pieces of the weights that it updates, as views of the bound buffers."""
+
+    def __init__(self, bucket: Bucket, buffers: Mapping[str, Tensor]) -> None:
+        self.bucket = bucket
+        self.m, self.v = buffers[f"m/{bucket.name}"], buffers[f"v/{bucket.name}"]
+        self.weights = [buffers[f"weight/{t.name}"].view(-1) for t in bucket.tensors]
+        start, stop = bucket.slice
+        self.pieces: list[Tensor] = []
+        self.decayed: list[Tensor] = []
+        for tensor, weight, at in zip(bucket.tensors, self.weights, bucket.offsets, strict=True):
+            piece = weight[max(start - at, 0) : max(stop - at, 0)]
+            if len(piece):
+                self.pieces.append(piece)
+                if tensor.decay:
+                    self.decayed.append(piece)
+        self.sizes = [len(piece) for piece in self.pieces]
+
+    @torch.no_grad()
+    def update(self, grad: Tensor, spec: OptimizerSpec, step: int, lr: float) -> None:
+        """AdamW (arXiv 1711.05101) with the scaled gradient of this slice; `step` counts from 1. Consumes `grad`."""
+        if not self.pieces:
+            return
+        beta1, beta2 = spec.betas
+        scratch = grad * (1 - beta1)
+        self.m.mul_(beta1).add_(scratch)
+        torch.mul(grad, grad, out=scratch).mul_(1 - beta2)
+        self.v.mul_(beta2).add_(scratch)
+        torch.div(self.v, 1 - beta2**step, out=scratch).sqrt_().add_(spec.eps)
+        torch.div(self.m, scratch, out=grad).mul_(lr / (1 - beta1**step))
+        if spec.weight_decay and self.decayed:
+            torch._foreach_mul_(self.decayed, 1 - lr * spec.weight_decay)
+        torch._foreach_sub_(self.pieces, grad.split(self.sizes))
+
+    @torch.no_grad()
+    def pack(self, flat: Tensor) -> None:
+        """Write the updated slice into its place in the bucket's flat vector."""
+        start, stop = self.bucket.slice
+        if self.pieces:
+            torch.cat(self.pieces, out=flat[start:stop])
+
+    @torch.no_grad()
+    def unpack(self, flat: Tensor) -> None:
+        """Take all weights from the bucket's flat vector."""
+        parts = flat[: self.bucket.numel].split([len(w) for w in self.weights])
+        torch._foreach_copy_(self.weights, parts)
+
+
+class AdamW:
+    """The optimizer of a rank: one `BucketState` per ZeRO bucket."""
+
+    def __init__(self, spec: OptimizerSpec, buckets: tuple[Bucket, ...], buffers: Mapping[str, Tensor]) -> None:
+        self.spec = spec
+        self.states = tuple(BucketState(bucket, buffers) for bucket in buckets)
+
+    def update(self, grads: list[Tensor], step: int, lr: float) -> None:
+        """Update every slice with its gradient; `grads` are consumed. `step` counts from 1."""
+        for state, grad in zip(self.states, grads, strict=True):
+            state.update(grad, self.spec, step, lr)
+
+    def share(self, flats: list[Tensor], dp: Axis) -> None:
+        """Give every replica the slices that the others updated. `flats` are scratch, padded to equal chunks."""
+        split = [(s, f) for s, f in zip(self.states, flats, strict=True) if s.bucket.sharded and dp.size > 1]
+        for state, flat in split:
+            state.pack(flat)
+        rounds = [dp.gather_in_place(flat.view(dp.size, -1)) for _, flat in split]
+        for (state, flat), works in zip(split, rounds, strict=True):
+            wait(works)
+            state.unpack(flat)

@@ -1,0 +1,152 @@
+"""The built-in trainer as the runtime sees it: `build` makes one rank of one generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suika.core.errors import require
+from suika.core.job import JobSpec
+from suika.core.layout import check_layout, micro_batch_shares
+from suika.core.mesh import Mesh
+from suika.core.plan import Plan
+from suika.reshard.state import buffer_specs, optimizer_kinds, rank_buckets, shard_box, weight_dtype
+from suika.runtime.program import RankGroups, StepResult
+from suika.train.axis import Axis, TensorParallel
+from suika.train.dataset import Dataset
+from suika.train.gradients import Gradients
+from suika.train.initial import initial_shard
+from suika.train.optimizer import AdamW, learning_rate
+from suika.train.pipeline import build_pipeline
+from suika.train.stage import Stage
+from suika.train.vocabulary import IGNORED
+
+
+def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> Trainer:
+    """The program of `rank` under `plan`, without storage. Raises `SpecError` for what the trainer cannot run."""
+    check_runnable(spec, plan)
+    return Trainer(spec, plan, rank, groups, data_path)
+
+
+def check_runnable(spec: JobSpec, plan: Plan) -> None:
+    """Raise `SpecError` unless this trainer can run `spec` under `plan`."""
+    layout = plan.layout
+    check_layout(layout, spec.model, spec.global_batch, spec.sequence_length)
+    for field, most in (("cp", 1), ("ep", 1), ("virtual_stages", 1), ("zero", 1)):
+        value = getattr(layout, field)
+        require(value <= most, f"layout.{field}", value, "the built-in trainer cannot run it", f"use {most}")
+    require(spec.model.experts == 0, "job.model.experts", spec.model.experts, "the built-in trainer has no experts")
+    known = spec.precision in ("fp32", "fp64")
+    require(known, "job.precision", spec.precision, "the built-in trainer cannot run it", "use fp32 or fp64")
+
+
+class Trainer:
+    """One rank: its stage of the model, its gradients, optimizer slices and data. A `runtime.program.Program`."""
+
+    def __init__(self, spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> None:
+        self.spec, self.layout = spec, plan.layout.resolve(spec.model)
+        self.place = Mesh(self.layout, plan.order).coordinate(rank)
+        self.tp, self.pp, self.dp = Axis.of("tp", groups.tp), Axis.of("pp", groups.pp), Axis.of("dp", groups.dp)
+        self.ends = Axis.of("ends", groups.ends if spec.model.tied else None)  # only a tied embedding has two homes
+        self.buckets = rank_buckets(spec.model, self.layout, spec.sequence_length, rank, plan.order)
+        specs = buffer_specs(spec.model, self.layout, spec.sequence_length, spec.precision, rank, plan.order)
+        self._specs = {name: (shape, getattr(torch, dtype)) for name, (shape, dtype) in specs.items()}
+        self.dataset = Dataset(data_path, spec.sequence_length, spec.model.vocab, spec.seed)
+        self.steps_done = self.position = 0  # optimizer steps; global samples read
+        self._buffers: dict[str, Tensor] = {}
+        self._build_stage()
+
+    def _build_stage(self) -> None:
+        spec, layout = self.spec, self.layout
+        split_sequence = layout.sequence_parallel and layout.tp > 1
+        self.stage = Stage(
+            spec.model,
+            layout,
+            self.place,
+            spec.sequence_length,
+            getattr(torch, weight_dtype(spec.precision)),
+            TensorParallel(self.tp, split_sequence),
+        )
+        shares = micro_batch_shares(spec.global_batch, layout.micro_batch, layout.dp)
+        first = sum(shares[: self.place.dp]) * layout.micro_batch
+        # This rank's part of each global batch, in samples.
+        self._share = (first, first + shares[self.place.dp] * layout.micro_batch)
+        self.pipeline = build_pipeline(self.stage, shares[self.place.dp], layout.micro_batch, self.pp)
+
+    def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
+        return self._specs
+
+    def initialise(self) -> dict[str, Tensor]:
+        buffers = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self._specs.items()}
+        for bucket in self.buckets:
+            for tensor in bucket.tensors:
+                box = shard_box(tensor, self.layout.tp, self.place.tp)
+                shard = initial_shard(self.spec.model, self.spec.seed, tensor, box.starts, box.stops)
+                buffers[f"weight/{tensor.name}"].copy_(torch.from_numpy(shard))
+        return buffers
+
+    def bind(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, (shape, dtype) in self._specs.items():
+            given = buffers[name]
+            assert given.shape == shape, f"{name}: {tuple(given.shape)} is not {shape}"
+            assert given.dtype == dtype, f"{name}: {given.dtype} is not {dtype}"
+            assert given.is_contiguous(), f"{name} is not contiguous"
+        self._buffers = {name: buffers[name] for name in self._specs}
+        split_sequence = self.stage.tp.sequence
+        dtype = getattr(torch, optimizer_kinds(self.spec.precision)["m"])
+        self.gradients = Gradients(self.buckets, dtype, self.tp, self.dp, self.ends, split_sequence)
+        weights = {t.name: buffers[f"weight/{t.name}"] for bucket in self.buckets for t in bucket.tensors}
+        self.stage.bind(weights, self.gradients.views)
+        self.optimizer = AdamW(self.spec.optimizer, self.buckets, self._buffers)
+
+    def buffers(self) -> Mapping[str, Tensor]:
+        return self._buffers
+
+    def records(self) -> dict[str, Any]:
+        return {"steps_done": self.steps_done, "optimizer_step": self.steps_done, "position": self.position}
+
+    def load_records(self, records: Mapping[str, Any]) -> None:
+        self.steps_done, self.position = int(records["optimizer_step"]), int(records["position"])
+
+    def step(self, votes: Sequence[float] = ()) -> StepResult:
+        losses, num_tokens = self._forward_backward()
+        self.gradients.reduce()
+        loss_sum, num_tokens, square_sum, *totals = self._add_up(losses, num_tokens, votes)
+        grad_norm = square_sum**0.5 / num_tokens
+        lr = learning_rate(self.spec.optimizer, self.steps_done, self.spec.steps)
+        self._update(num_tokens, grad_norm, lr)
+        self.steps_done += 1
+        self.position += self.spec.global_batch
+        return StepResult(self.steps_done, loss_sum / num_tokens, grad_norm, lr, int(num_tokens), tuple(totals))
+
+    def _forward_backward(self) -> tuple[list[Tensor], int]:
+        """Fill the gradients with this rank's sums; the loss sums and the number of valid tokens it saw."""
+        self.gradients.zero()
+        tokens = targets = None
+        if self.stage.is_first or self.stage.is_last:
+            first, last = self._share
+            samples = torch.from_numpy(self.dataset.samples(self.position + first, self.position + last))
+            tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
+        losses = self.pipeline.run(tokens, targets)
+        return losses, int((targets != IGNORED).sum()) if targets is not None else 0
+
+    def _add_up(self, losses: list[Tensor], num_tokens: int, votes: Sequence[float]) -> list[float]:
+        """Loss sum, valid tokens, squared gradient norm and votes of the whole job, in one message per axis."""
+        speaks = self.stage.is_last and self.place.tp == 0  # one rank per sample
+        loss_sum = float(torch.stack(losses).double().sum()) if speaks else 0.0
+        mine = [loss_sum, num_tokens if speaks else 0, float(self.gradients.square_sum()), *votes]
+        total = torch.tensor(mine, dtype=torch.float64)
+        for axis in (self.tp, self.pp, self.dp):  # three small sums reach every rank
+            total = axis.sum(total)
+        return total.tolist()
+
+    def _update(self, num_tokens: float, grad_norm: float, lr: float) -> None:
+        """Average and clip the gradients, step the optimizer and hand the new weights round."""
+        limit = self.spec.optimizer.clip_norm
+        scale = (min(1.0, limit / grad_norm) if limit and grad_norm > 0 else 1.0) / num_tokens
+        owned = [bucket.owned.mul_(scale) for bucket in self.gradients.buckets]
+        self.optimizer.update(owned, self.steps_done + 1, lr)
+        self.optimizer.share([bucket.flat for bucket in self.gradients.buckets], self.dp)

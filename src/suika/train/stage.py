@@ -1,0 +1,96 @@
+"""`Stage`: the part of the model that one rank runs, as a skeleton whose parameters are bound to given buffers.
+
+Parameters carry the names of `logical_tensors`: `layers.3.attention.q.weight` is that tensor on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from suika.core.layout import Layout
+from suika.core.mesh import Coordinate
+from suika.core.model import ModelSpec
+from suika.core.tensors import logical_tensors
+from suika.train.axis import TensorParallel
+from suika.train.blocks import Block, Norm, Weights, rotary_tables
+from suika.train.vocabulary import embed, token_losses
+
+
+class Stage(nn.Module):
+    """Layers [first, last) of a model on one tensor-parallel rank, with the embedding or the head at the ends.
+
+    Holds no storage until `bind`. B = batch, L = sequence, D = hidden, V = local rows of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        layout: Layout,
+        place: Coordinate,
+        sequence_length: int,
+        dtype: torch.dtype,
+        tp: TensorParallel,
+    ) -> None:
+        super().__init__()
+        self.tp, self.length, self.hidden, self.dtype = tp, sequence_length, model.hidden, dtype
+        ((first, last),) = layout.stage_chunks(model, place.pp)
+        self.is_first, self.is_last, self.tied = first == 0, last == model.layers, model.tied
+        table = logical_tensors(model, sequence_length)[0]
+        self.first_row, stop = table.bounds(layout.tp, place.tp)
+        self.num_rows = stop - self.first_row
+        if self.is_first or (self.is_last and model.tied):
+            self.embedding = Weights()
+        if self.is_first and model.family == "gpt":
+            self.positions = Weights()
+        self.layers = nn.ModuleDict({str(i): Block(model, tp, layout.recompute) for i in range(first, last)})
+        if self.is_last:
+            self.final_norm = Norm(model)
+            if not model.tied:
+                self.head = Weights()
+        self.rotary: tuple[Tensor, Tensor] | None = None
+        if model.family == "llama":
+            self.rotary = rotary_tables(sequence_length, model.head_dim, model.rope_theta, dtype)
+
+    def bind(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        """Make `weights` the live parameters, without a copy; backward adds into `grads`."""
+        for name, weight in weights.items():
+            holder, _, leaf = name.rpartition(".")
+            parameter = nn.Parameter(weight)
+            parameter.grad = grads[name]
+            setattr(self.get_submodule(holder), leaf, parameter)
+
+    def boundary(self, micro_batch: int) -> Tensor:
+        """A shape-only example of what passes between stages: (B, L or L/tp, D)."""
+        positions = self.tp.positions(self.length)
+        shape = (micro_batch, positions.stop - positions.start, self.hidden)
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+    def logits_example(self, micro_batch: int) -> Tensor:
+        """A shape-only example of what the last stage gives: (B, L, V)."""
+        shape = (micro_batch, self.length, self.num_rows)
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids (B, L) or activations of the stage before -> activations, or local logits (B, L, V)."""
+        if self.is_first:
+            x = self._embed(x)
+        for block in self.layers.values():
+            x = block(x, self.rotary)
+        if self.is_last:
+            x = self.tp.enter(self.final_norm(x))
+            x = F.linear(x, (self.embedding if self.tied else self.head).weight)
+        return x
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the token losses of a micro-batch; last stage only."""
+        return token_losses(logits, targets, self.first_row, self.tp.axis).sum()
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        x = self.tp.leave(embed(ids, self.embedding.weight, self.first_row, self.tp.axis))
+        if hasattr(self, "positions"):
+            x = x + self.positions.weight[self.tp.positions(self.length)]
+        return x
