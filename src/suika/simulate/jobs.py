@@ -1,0 +1,85 @@
+"""`SimJob`: a job as the simulator knows it, with its true curve; and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from suika.core.layout import Layout
+from suika.core.snapshot import Option, ScalingCurve
+
+
+@dataclass(frozen=True)
+class SimJob:
+    """`curve` holds true seconds per step; what a policy sees of it is the predictor's business."""
+
+    id: str
+    submit_s: float
+    num_steps: float
+    curve: ScalingCurve
+    min_devices: int
+    max_devices: int
+    requested_devices: int = 0
+    model: str = ""
+    tenant: str = "default"
+    priority: int = 0
+    weight: float = 1.0
+    deadline_s: float | None = None
+    fixed_layout: Layout | None = None
+
+    @property
+    def true_step_s(self) -> Mapping[tuple[tuple[int, ...], Layout], float]:
+        """Seconds per step by (shape, layout)."""
+        return _true_step_s(self.curve)
+
+    @cached_property
+    def fastest_step_s(self) -> float:
+        return min(o.step_s for o in self._in_range)
+
+    @cached_property
+    def least_device_s_per_step(self) -> float:
+        return min(o.step_s * o.num_devices for o in self._in_range)
+
+    @cached_property
+    def _in_range(self) -> list[Option]:
+        return [o for o in self.curve.options if self.min_devices <= o.num_devices <= self.max_devices]
+
+    def step_s_at(self, num_devices: int) -> float:
+        """Best seconds per step on at most `num_devices`, else on the smallest size there is."""
+        fitting = [o.step_s for o in self._in_range if o.num_devices <= num_devices]
+        if fitting:
+            return min(fitting)
+        smallest = min(o.num_devices for o in self._in_range)
+        return min(o.step_s for o in self._in_range if o.num_devices == smallest)
+
+
+_tables: dict[int, tuple[ScalingCurve, dict[tuple[tuple[int, ...], Layout], float]]] = {}
+
+
+def _true_step_s(curve: ScalingCurve) -> Mapping[tuple[tuple[int, ...], Layout], float]:
+    """Remembered per curve object: jobs of one model share it."""
+    found = _tables.get(id(curve))
+    if found is None or found[0] is not curve:
+        found = _tables[id(curve)] = (curve, {(o.shape, o.layout): o.step_s for o in curve.options})
+    return found[1]
+
+
+@dataclass
+class Record:
+    """What became of one job."""
+
+    job: SimJob
+    first_start_s: float | None = None
+    end_s: float | None = None
+    num_moves: int = 0
+    paused_s: float = 0.0  # devices held, no progress: launches, moves
+    lost_steps: float = 0.0  # done again after a failure
+    device_s: float = 0.0
+    paused_device_s: float = 0.0
+    spans: list[tuple[float, float, int]] = field(default_factory=list)  # (from, to, devices) for the Gantt
+
+    @property
+    def jct_s(self) -> float:
+        assert self.end_s is not None
+        return self.end_s - self.job.submit_s
