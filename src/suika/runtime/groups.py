@@ -7,7 +7,6 @@ its peers up there. Every private name of torch that Suika needs for that (versi
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -87,7 +86,7 @@ def _gloo_group(
     store: dist.Store, name: str, rank: int, size: int, timeout_s: float, device: object
 ) -> dist.ProcessGroup:
     """One gloo group. One thread serves it, so that its collectives run in the order in which they were issued."""
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
     options._devices = [device]
     options._threads = 1
     options._timeout = timedelta(seconds=timeout_s)
@@ -96,7 +95,7 @@ def _gloo_group(
     group = dist.ProcessGroup(here, rank, size)
     group._set_default_backend(_GLOO)
     group._register_backend(torch.device("cpu"), _GLOO, backend)
-    group._set_group_name(f"{name}#{rank}")
+    group._set_group_name(c10d.GroupName(f"{name}#{rank}"))
     return group
 
 
@@ -111,6 +110,6 @@ def _unregister(group: dist.ProcessGroup) -> None:
     for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
         table.pop(group, None)
     tag = world.pg_to_tag.pop(group, None)
-    with contextlib.suppress(KeyError):
-        del world.tags_to_pg[tag]
+    if tag is not None:
+        world.tags_to_pg.pop(tag, None)
     c10d._unregister_process_group(group.group_name)

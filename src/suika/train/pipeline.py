@@ -51,7 +51,7 @@ class StagedPipeline:
             torch.device("cpu"),
             input_args=ids if self.first else boundary,
             output_args=stage.logits_example(micro_batch) if self.last else boundary,
-            group=dist.GroupMember.NON_GROUP_MEMBER,
+            group=dist.GroupMember.NON_GROUP_MEMBER,  # type: ignore[arg-type]
         )
         piece.group, piece.group_rank, piece.group_size = pp.group, pp.rank, pp.size
         piece.stage_index_to_group_rank = {i: i for i in range(pp.size)}

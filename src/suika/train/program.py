@@ -112,9 +112,9 @@ class Trainer:
         self.steps_done, self.position = int(records["optimizer_step"]), int(records["position"])
 
     def step(self, votes: Sequence[float] = ()) -> StepResult:
-        losses, num_tokens = self._forward_backward()
+        losses, seen = self._forward_backward()
         self.gradients.reduce()
-        loss_sum, num_tokens, square_sum, *totals = self._add_up(losses, num_tokens, votes)
+        loss_sum, num_tokens, square_sum, *totals = self._add_up(losses, seen, votes)
         grad_norm = square_sum**0.5 / num_tokens
         lr = learning_rate(self.spec.optimizer, self.steps_done, self.spec.steps)
         self._update(num_tokens, grad_norm, lr)
