@@ -63,6 +63,7 @@ class ForkServer:
         self._owner: Channel | None = None
         self._by_name: dict[str, Forked] = {}
         self._by_pid: dict[int, Forked] = {}
+        self._listened: set[Channel] = set()  # children that may still say something
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -133,6 +134,7 @@ class ForkServer:
         ours.setblocking(False)
         child = Forked(order["process"], pid, Channel(ours))
         self._by_name[child.name] = self._by_pid[pid] = child
+        self._listened.add(child.channel)
         self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._relay(child))
         self._tell({"event": "forked", "process": child.name, "pid": pid})
 
@@ -167,11 +169,14 @@ class ForkServer:
 
     def _relay(self, child: Forked) -> None:
         """Pass on what a child says; its exit is reported when it has been reaped."""
+        if child.channel not in self._listened:
+            return  # reaped in the same round
         try:
             child.channel.flush()
             for message in child.channel.arrived():
                 self._tell({"event": "message", "process": child.name, "message": message})
         except DisconnectedError:
+            self._listened.discard(child.channel)
             self._selector.unregister(child.channel)
 
     def _to_child(self, child: Forked, message: Message) -> None:
@@ -192,10 +197,10 @@ class ForkServer:
                 continue
             _kill_group(pid)
             del self._by_name[child.name]
-            if child.channel in [key.fileobj for key in self._selector.get_map().values()]:
-                self._relay(child)
-                with suppress(KeyError):
-                    self._selector.unregister(child.channel)
+            self._relay(child)
+            if child.channel in self._listened:
+                self._listened.discard(child.channel)
+                self._selector.unregister(child.channel)
             child.channel.close()
             self._tell({"event": "exit", "process": child.name, "code": os.waitstatus_to_exitcode(status)})
         self._kill_orphans()

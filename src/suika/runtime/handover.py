@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from suika.core.cluster import cluster_from_dict
 from suika.core.plan import Plan
+from suika.reshard.buffers import allocate
+from suika.reshard.execute import MoveReport, execute
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.transports.base import Transport
 from suika.reshard.transports.gloo import Gloo
@@ -24,9 +27,6 @@ from suika.runtime import store as rendezvous
 from suika.runtime.generation import GROUP_TIMEOUT_S, Generation, RankJob
 from suika.runtime.messages import Message
 from suika.runtime.sockets import SocketWatch
-
-if TYPE_CHECKING:
-    from suika.reshard.execute import MoveReport
 
 Say = Callable[..., None]
 _STORE_TIMEOUT_S = 60.0
@@ -51,6 +51,7 @@ class Handover:
         self._watch: SocketWatch | None = None
         self._plan: MovePlan | None = None
         self._group: dist.ProcessGroup | None = None
+        self._buffers: dict[str, Tensor] = {}  # of the new generation
         self._lock = threading.Lock()
         self._entered = self._aborted = False
         self._decided = threading.Event()
@@ -65,7 +66,7 @@ class Handover:
         except Exception as error:
             self._say("unable", generation=self.number, error=f"prepare: {type(error).__name__}: {error}")
         else:
-            self._say("prepared", generation=self.number, digest=plan.digest)
+            self._say("prepared", generation=self.number, digest=plan.digest, network_bytes=plan.network_bytes)
 
     def _build(self) -> MovePlan:
         """The move's plan, its group over all participants, and the new generation's groups and program."""
@@ -83,6 +84,8 @@ class Handover:
         if job.device in new.devices:
             self.new = Generation.build(job, self.number, new, store)
         self._watch.close()
+        # Memory is touched now, so that page faults stay out of the pause; kept buffers are the live ones.
+        self._buffers = allocate(plan, me, self._live.program.buffers() if self._live else {})
         self._plan = plan
         return plan
 
@@ -121,8 +124,8 @@ class Handover:
         except Exception as error:
             self._say("unable", generation=self.number, error=f"move: {type(error).__name__}: {error}")
         else:
-            numbers = {"moved_bytes": report.received_bytes, "network_bytes": report.network_bytes}
-            self._say("verified", generation=self.number, verify_s=report.verify_s, **numbers)
+            verify_s = report.phase_s["hash"] + report.phase_s["verify"]
+            self._say("verified", generation=self.number, received_bytes=report.received_bytes, verify_s=verify_s)
         self._decided.wait()
         if self._aborted:
             raise AbortedError(f"generation {self.number} was called off")
@@ -133,9 +136,7 @@ class Handover:
         transport = Gloo(self._group) if self._group is not None else Hub(1).transports()[0]
         header = self._agree(plan, transport, step)
         old_buffers = live.program.buffers() if live is not None else {}
-        from suika.reshard.execute import execute
-
-        buffers, report = execute(plan, self._job.device, old_buffers, transport)
+        buffers, report = execute(plan, self._job.device, old_buffers, transport, self._buffers)
         if new is not None:
             new.program.bind(buffers)
             new.program.load_records(header["records"])
@@ -159,6 +160,7 @@ class Handover:
         if self._group is not None:
             self._group.shutdown()
             self._group = None
+        self._buffers = {}
 
     def discard(self) -> None:
         """After an abort: forget the new generation."""

@@ -77,6 +77,7 @@ class Move:
         if len(digests) > 1:
             raise RefusedError(f"ranks planned different moves: {sorted(digests)}")
         (self._digest,) = digests
+        self._record = replace(self._record, network_bytes=prepared[0]["network_bytes"])
         self._run.settle_snapshot()
         self._mark(Phase.PREPARE)
 
@@ -101,8 +102,7 @@ class Move:
         """State goes from device to device; every rank checks every cell that it holds afterwards."""
         self._enter(Phase.MOVE)
         verified = self._gather("verified", self._everyone, self._limits.move_s)
-        moved, network = (sum(m[key] for m in verified) for key in ("moved_bytes", "network_bytes"))
-        self._record = replace(self._record, moved_bytes=moved, network_bytes=network)
+        self._record = replace(self._record, moved_bytes=sum(m["received_bytes"] for m in verified))
         self._mark(Phase.MOVE)
         verify_s = max(m["verify_s"] for m in verified)
         phase_s = self._record.phase_s
