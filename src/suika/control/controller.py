@@ -50,6 +50,7 @@ class Controller:
         self._pool = ThreadPoolExecutor(4, "control")
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._last_fault = ""
         self.observer = Observer(self.state, device_hold_s, self.retire)
         self.actor = Actor(
             self.state,
@@ -71,7 +72,7 @@ class Controller:
         self._guarded(self._expire_holds)
         if self.state.changed:
             self.state.changed = False
-            self._guarded(self.actor.decide)
+            self.state.changed |= not self._guarded(self.actor.decide)  # tried again in the next round
         self._guarded(self.actor.dispatch)
 
     def _arrived(self, wait_s: float) -> list[JobEvent | Callable[[], None]]:
@@ -83,13 +84,19 @@ class Controller:
         except queue.Empty:
             return messages
 
-    def _guarded(self, action: Callable[[], Any]) -> None:
-        """A fault of ours in one message or cycle must not end the loop for all jobs: it is logged for all to see."""
+    def _guarded(self, action: Callable[[], Any]) -> bool:
+        """Whether `action` went well. A fault of ours in one message or cycle must not end the loop for all jobs: it
+        is logged for all to see, once while it lasts."""
         try:
             action()
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            self.state.log("controller-fault", error=f"{type(error).__name__}: {error}")
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._last_fault:
+                traceback.print_exc(file=sys.stderr)
+                self.state.log("controller-fault", error=fault)
+            self._last_fault = fault
+            return False
+        return True
 
     def _expire_holds(self) -> None:
         """Devices that were set aside come back; jobs left alone after a failed move may be decided about again."""

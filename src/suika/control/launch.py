@@ -35,7 +35,8 @@ class LocalLauncher:
         return tokens
 
     def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun:
-        return JobRun(job.id, job.spec, self.backend, self.folder / "jobs" / job.id, str(data), on_event)
+        folder = self.folder / "jobs" / job.id
+        return JobRun(job.id, job.spec, self.backend, self.backend.cluster, folder, str(data), on_event)
 
 
 def _fingerprint(source: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol
 
 from suika.core.job import ENDED, Job
@@ -55,10 +56,19 @@ class Store(Protocol):
         """All jobs, by (submitted_s, id)."""
         ...
 
+    def saved(self, job_id: str, generation: int, step: int, path: str) -> bool:
+        """Record a complete snapshot: from now on a replacement starts from it. False, and no change, unless
+        `generation` is the job's present one and the job has not ended."""
+        ...
+
+    def snapshot(self, job_id: str) -> tuple[str, int] | None:
+        """(path, steps done in it) of the job's newest recorded snapshot."""
+        ...
+
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event: ...
 
-    def events(self, after: int = 0, job_id: str | None = None) -> tuple[Event, ...]:
-        """Events with `seq` > `after`, oldest first."""
+    def events(self, after: int = 0, job_id: str | None = None, limit: int | None = None) -> tuple[Event, ...]:
+        """Events with `seq` > `after`, oldest first, at most `limit`."""
         ...
 
     def draining(self) -> frozenset[str]: ...
@@ -72,6 +82,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
+        self._snapshots: dict[str, tuple[str, int]] = {}
         self._events: list[Event] = []
         self._draining: frozenset[str] = frozenset()
 
@@ -103,15 +114,28 @@ class MemoryStore:
         with self._lock:
             return tuple(sorted(self._jobs.values(), key=lambda job: (job.submitted_s, job.id)))
 
+    def saved(self, job_id: str, generation: int, step: int, path: str) -> bool:
+        with self._lock:
+            present = self._jobs[job_id]
+            if present.generation != generation or present.state in ENDED:
+                return False
+            self._snapshots[job_id] = (path, step)
+            return True
+
+    def snapshot(self, job_id: str) -> tuple[str, int] | None:
+        with self._lock:
+            return self._snapshots.get(job_id)
+
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event:
         with self._lock:
             event = Event(len(self._events) + 1, at_s, kind, job_id, data)
             self._events.append(event)
             return event
 
-    def events(self, after: int = 0, job_id: str | None = None) -> tuple[Event, ...]:
+    def events(self, after: int = 0, job_id: str | None = None, limit: int | None = None) -> tuple[Event, ...]:
         with self._lock:
-            return tuple(e for e in self._events[after:] if job_id is None or e.job_id == job_id)
+            found = (e for e in self._events[after:] if job_id is None or e.job_id == job_id)
+            return tuple(islice(found, limit))
 
     def draining(self) -> frozenset[str]:
         with self._lock:

@@ -1,0 +1,166 @@
+"""`suika up | down | nodes | drain | events`: a cluster on this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from suika.cli.ask import FAILED, MISTAKE, ask
+from suika.cli.inputs import read_cluster
+from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
+
+START_WAIT_S, STOP_WAIT_S = 120.0, 60.0
+
+NODE_COLUMNS = [
+    Column("NODE", lambda row: row["name"]),
+    Column("TYPE", lambda row: row["type"]),
+    Column("STATE", lambda row: "draining" if row["draining"] else "ready"),
+    Column("DEVICES", lambda row: "  ".join(_device(device) for device in row["devices"])),
+]
+
+EVENT_COLUMNS = [
+    Column("SEQ", lambda row: row["seq"]),
+    Column("AT", lambda row: time.strftime("%H:%M:%S", time.localtime(row["at_s"]))),
+    Column("WHAT", lambda row: row["kind"]),
+    Column("JOB", lambda row: row["job_id"]),
+    Column("DETAIL", lambda row: _detail(row["data"])),
+]
+
+
+def _device(device: dict[str, Any]) -> str:
+    index = device["device"].rpartition("/")[2]
+    jobs = "+".join(device["jobs"])
+    return f"{index}:{jobs or device['state']}" + (f"({device['state']})" if jobs and device["state"] != "used" else "")
+
+
+def _detail(data: dict[str, Any]) -> str:
+    """The parts of an event that say something in a line."""
+    shown = {key: value for key, value in data.items() if isinstance(value, (str, int, float)) and key != "body"}
+    return " ".join(
+        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()
+    )
+
+
+def up(
+    cluster: Annotated[str, typer.Option(help="A YAML file, or NODESxDEVICES:TYPE.")] = "2x4:cpu",
+    policy: Annotated[str, typer.Option(help="The scheduling policy.")] = "suika",
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends the cluster.")] = False,
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """Start a cluster on this machine: its devices are processes on the CPU. State lives in $SUIKA_HOME."""
+    from suika.control.client import home
+    from suika.control.service import is_up
+
+    parsed = read_cluster(cluster)
+    if is_up(home()):
+        note(f"suika: a cluster is up in {home()}; `suika down` ends it")
+        sys.exit(MISTAKE)
+    if foreground:
+        _serve(parsed, policy)
+        return
+    log = home() / "controller.log"
+    home().mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "suika.cli", "up", "--foreground", "--cluster", cluster, "--policy", policy]
+    with log.open("ab") as file:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, close_fds=True
+        )
+    status = _await_answer(child, log)
+    if json or output in ("json", "yaml"):
+        emit_document(status, "yaml" if output == "yaml" and not json else "json")
+    else:
+        print(f"{parsed.num_devices} devices are up (pid {status['pid']}, log {log})")
+
+
+def _await_answer(child: subprocess.Popen[bytes], log: Any) -> dict[str, Any]:
+    from suika.control.client import NoControllerError, call
+
+    deadline = time.monotonic() + START_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            return call("status")
+        except NoControllerError:
+            if child.poll() is not None:
+                break
+            time.sleep(0.1)
+    child.terminate()
+    note(f"suika: the cluster did not come up:\n{log.read_text(errors='replace')[-2000:]}")
+    sys.exit(FAILED)
+
+
+def _serve(cluster: Any, policy: str) -> None:
+    """Run the cluster in this process until `suika down`, Ctrl-C or SIGTERM."""
+    from suika.control.client import home
+    from suika.control.service import Service
+
+    service = Service(cluster, home(), policy)
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: service.stopped.set())
+    with service:
+        note(f"{cluster.num_devices} devices are up; Ctrl-C ends the cluster")
+        service.stopped.wait()
+        note("ending all jobs")
+
+
+def down(output: OutputOption = "table", json: JsonOption = False) -> None:
+    """Stop the cluster and every job on it."""
+    from suika.control.client import home
+    from suika.control.service import is_up
+
+    answer = ask("down")
+    deadline = time.monotonic() + STOP_WAIT_S
+    while is_up(home()):
+        if time.monotonic() > deadline:
+            note(f"suika: the controller (pid {answer['pid']}) is still there after {STOP_WAIT_S:.0f} s")
+            sys.exit(FAILED)
+        time.sleep(0.05)
+    if json or output in ("json", "yaml"):
+        emit_document(answer, "yaml" if output == "yaml" and not json else "json")
+    else:
+        ended = ", ".join(answer["jobs_ended"])
+        print("the cluster is down" + (f"; it ended {ended}" if ended else ""))
+
+
+def nodes(output: OutputOption = "table", json: JsonOption = False) -> None:
+    """List nodes and who holds their devices."""
+    rows = ask("nodes")
+    emit({"nodes": rows}, rows, NODE_COLUMNS, "json" if json else output)
+
+
+def drain(
+    node: Annotated[str, typer.Argument(help="The node to empty.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Give the node work again.")] = False,
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """Move jobs off a node, live, and give it no new work."""
+    row = ask("drain", node=node, undo=undo)
+    emit(row, [row], NODE_COLUMNS, "json" if json else output)
+
+
+def events(
+    job: Annotated[str | None, typer.Option(help="Only of this job.")] = None,
+    after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what happens.")] = False,
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """Show what happened, oldest first."""
+    shown = "json" if json else output
+    if follow and shown in ("json", "yaml"):
+        note("suika events: --follow prints a table; ask again with --after for JSON")
+        sys.exit(MISTAKE)
+    rows = ask("events", after=after, job=job)
+    emit({"events": rows}, rows, EVENT_COLUMNS, shown)
+    while follow:
+        after = rows[-1]["seq"] if rows else after
+        time.sleep(0.5)
+        rows = ask("events", after=after, job=job)
+        for row in rows:
+            print("  ".join(str(column.text(row)) for column in EVENT_COLUMNS), flush=True)

@@ -1,0 +1,195 @@
+"""`suika submit | ps | describe | explain | resize | cancel`: jobs, asked of a running cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from suika.cli.ask import ask
+from suika.cli.inputs import read_yaml
+from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note, seconds, size
+
+JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.")]
+_EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 4}
+
+
+def layout_text(layout: dict[str, Any] | None) -> str:
+    from suika.core.layout import Layout
+
+    return str(Layout.from_dict(layout)) if layout else "-"
+
+
+def devices_text(devices: list[str]) -> str:
+    """`n0/0-3,n1/2`: runs of neighbours are folded."""
+    by_node: dict[str, list[int]] = {}
+    for device in devices:
+        node, _, index = device.rpartition("/")
+        by_node.setdefault(node, []).append(int(index))
+    return ",".join(f"{node}/{_runs(sorted(indices))}" for node, indices in sorted(by_node.items())) or "-"
+
+
+def _runs(indices: list[int]) -> str:
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return "+".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+JOB_COLUMNS = [
+    Column("NAME", lambda row: row["name"]),
+    Column("STATE", lambda row: row["state"]),
+    Column("LAYOUT", lambda row: layout_text(row["layout"])),
+    Column("DEVICES", lambda row: devices_text(row["devices"])),
+    Column("STEPS", lambda row: f"{row['steps_done']}/{row['steps']}"),
+    Column("LOSS", lambda row: row["loss"]),
+    Column("STEP", lambda row: seconds(row["step_s"])),
+    Column("MOVES", lambda row: row["num_moves"]),
+    Column("WHY", lambda row: row["reason"]["sentence"]),
+    Column("ID", lambda row: row["id"], wide=True),
+    Column("TENANT", lambda row: row["tenant"], wide=True),
+    Column("PRIORITY", lambda row: row["priority"], wide=True),
+    Column("PREDICTED", lambda row: seconds(row["predicted_step_s"]), wide=True),
+    Column("CODE", lambda row: row["reason"]["code"], wide=True),
+]
+
+OPTION_COLUMNS = [
+    Column("DEVICES", lambda row: row["devices"]),
+    Column("SHAPE", lambda row: "+".join(map(str, row["shape"]))),
+    Column("TYPE", lambda row: row["device_type"]),
+    Column("LAYOUT", lambda row: layout_text(row["layout"])),
+    Column("STEP", lambda row: seconds(row["step_s"])),
+]
+
+MOVE_COLUMNS = [
+    Column("OLD", lambda row: layout_text(row["old"])),
+    Column("ON", lambda row: devices_text(row["old_devices"])),
+    Column("NEW", lambda row: layout_text(row["new"])),
+    Column("ON", lambda row: devices_text(row["new_devices"])),
+    Column("MOVED", lambda row: size(row["moved_bytes"])),
+    Column("BOUND", lambda row: size(row["bound_bytes"])),
+    Column("PAUSE", lambda row: seconds(row["pause_s"])),
+    Column("TOTAL", lambda row: seconds(row["total_s"])),
+    Column("WHY", lambda row: row["reason"]),
+]
+
+
+def submit(
+    file: Annotated[Path | None, typer.Argument(help="A job file (YAML).")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files and exit.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it and show its options; submit nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; exit 0 only if it finished.")] = False,
+    request_id: Annotated[str | None, typer.Option(help="Makes a retry safe: same id, same job.")] = None,
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """Submit a job file. An impossible job is refused at once, with the reason."""
+    if schema:
+        from suika.core.job import JobSpec
+
+        emit_document(JobSpec.model_json_schema())
+        return
+    if file is None:
+        note("suika submit: name a job file, or --schema")
+        sys.exit(2)
+    job = read_yaml(file, "file")
+    if isinstance(job, dict) and isinstance(job.get("data"), str):
+        # Paths in a job file are relative to it; the controller runs elsewhere.
+        job["data"] = str((file.parent / Path(job["data"]).expanduser()).absolute())
+    shown = "json" if json else output
+    answer = ask("submit", job=job, request_id=request_id, dry_run=dry_run)
+    if dry_run:
+        emit(answer, answer["options"], OPTION_COLUMNS, shown)
+        return
+    if wait:
+        note(f"{answer['name']} was accepted as {answer['id']}")
+        answer = _wait_for_end(answer["id"])
+    emit(answer, [answer], JOB_COLUMNS, shown)
+    if wait:
+        sys.exit(_EXIT_CODES[answer["state"]])
+
+
+def _wait_for_end(job_id: str) -> dict[str, Any]:
+    while True:
+        row = ask("describe", job=job_id)
+        if row["state"] in _EXIT_CODES:
+            return row
+        time.sleep(0.5)
+
+
+def ps(
+    all: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """List jobs, in order of submission."""
+    rows = ask("jobs", all=all)
+    emit({"jobs": rows}, rows, JOB_COLUMNS, "json" if json else output)
+
+
+def describe(job: JobArgument, output: OutputOption = "table", json: JsonOption = False) -> None:
+    """Show a job: its state, what it could run as, and every move with its bytes and pause."""
+    row = ask("describe", job=job)
+    shown = "json" if json else output
+    if shown in ("json", "yaml"):
+        emit_document(row, shown)
+        return
+    emit(row, [row], JOB_COLUMNS, "wide")
+    print("\nOptions")
+    emit(row, row["options"], OPTION_COLUMNS, shown)
+    if row["redeployments"]:
+        print("\nMoves")
+        emit(row, row["redeployments"], MOVE_COLUMNS, shown)
+    for failed in row["failed_moves"]:
+        print(f"\nA move failed: {failed['error']}")
+
+
+def explain(job: JobArgument, output: OutputOption = "table", json: JsonOption = False) -> None:
+    """Why a job has what it has, or why it waits."""
+    told = ask("explain", job=job)
+    shown = "json" if json else output
+    if shown in ("json", "yaml"):
+        emit_document(told, shown)
+        return
+    print(f"{told['name']} is {told['state']}: {told['reason']['sentence']} ({told['reason']['code']})")
+    columns = [
+        Column("AT", lambda event: time.strftime("%H:%M:%S", time.localtime(event["at_s"]))),
+        Column("WHAT", lambda event: event["data"].get("action", event["kind"])),
+        Column("LAYOUT", lambda event: layout_text(event["data"].get("layout"))),
+        Column("DEVICES", lambda event: devices_text(event["data"].get("devices", []))),
+        Column("WHY", lambda event: _why(event)),
+    ]
+    emit(told, told["history"], columns, shown)
+
+
+def _why(event: dict[str, Any]) -> str:
+    data = event["data"]
+    if event["kind"] == "recovering":
+        return f"{data['lost_steps']} steps lost"
+    return (
+        data.get("sentence") or data.get("why") or data.get("error") or f"devices {data.get('min')}..{data.get('max')}"
+    )
+
+
+def resize(
+    job: JobArgument,
+    devices: Annotated[str | None, typer.Option(help="N or MIN:MAX; sets the layout back to auto.")] = None,
+    layout: Annotated[str | None, typer.Option(help="tp=2,pp=2,dp=1[,layers_per_stage=3:2] or auto.")] = None,
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """Move a running job to another size or layout. The scheduler carries it out; `explain` says when it cannot."""
+    row = ask("resize", job=job, devices=devices, layout=layout)
+    emit(row, [row], JOB_COLUMNS, "json" if json else output)
+
+
+def cancel(job: JobArgument, output: OutputOption = "table", json: JsonOption = False) -> None:
+    """End a job for good."""
+    row = ask("cancel", job=job)
+    emit(row, [row], JOB_COLUMNS, "json" if json else output)
