@@ -25,13 +25,13 @@ class StoreRefusedError(RuntimeError):
 
 
 def serve(channel: Channel, launch: Mapping[str, Any]) -> None:
-    """Entry of the store's process. `launch`: `{token}`. Says `store` with host and port, then serves until the end."""
+    """Entry of the store's process. `launch`: `{token}`. Says `store` with host and port, then serves until told to exit."""
     store = _bind()
     store.set(TOKEN_KEY, launch["token"])
     channel.send({"say": "store", "host": HOST, "port": store.port})
     try:
-        while True:
-            if channel.receive().get("do") == "ping":
+        while (do := channel.receive()["do"]) != "exit":
+            if do == "ping":
                 channel.send({"say": "pong", "num_keys": store.num_keys()})
     except DisconnectedError:
         return
