@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sysconfig
 import tempfile
 from functools import cache
@@ -14,20 +16,21 @@ from ranks import run_ranks
 from suika.core.cluster import Device
 from suika.core.job import JobSpec, OptimizerSpec
 from suika.core.layout import Layout
-from suika.core.mesh import Mesh
 from suika.core.model import ModelSpec
 from suika.core.plan import Placement, Plan
 from suika.runtime.groups import build_groups
+from suika.runtime.program import StepResult
 from suika.train.data import prepare
 from suika.train.program import Trainer, build
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 
 
 @cache
 def text() -> str:
     """A prepared `.bin` of this Python's own sources (200 kB)."""
     folder = tempfile.mkdtemp(prefix="suika-train-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder, "stdlib.bin")
     prepare(sysconfig.get_paths()["stdlib"], path, pattern="*.py", max_bytes=200_000)
     return str(path)
@@ -44,7 +47,7 @@ def llama(**changes: Any) -> ModelSpec:
 
 
 def job(model: ModelSpec, precision: str = "fp64", **changes: Any) -> JobSpec:
-    fields = {
+    fields: dict[str, Any] = {
         "name": "tiny",
         "model": model,
         "data": "stdlib",
@@ -63,27 +66,35 @@ def plan_of(layout: Layout) -> Plan:
 
 
 def trainer(spec: JobSpec, layout: Layout, rank: int, store: dist.Store, prefix: str = "g0") -> Trainer:
-    """A freshly initialised rank."""
+    """A rank without storage."""
     plan = plan_of(layout)
-    groups = build_groups(store, prefix, Mesh(layout, plan.order), rank, TIMEOUT_S)
-    program = build(spec, plan, rank, groups, text())
-    program.bind(program.initialise())
-    return program
+    return build(spec, plan, rank, build_groups(store, prefix, plan.mesh, rank, TIMEOUT_S), text())
 
 
-def losses(spec: JobSpec, layout: Layout, steps: int = 10) -> list[float]:
-    """The loss of each step; asserts that all ranks agree on every result."""
+def run(spec: JobSpec, layout: Layout, steps: int = 10) -> list[StepResult]:
+    """The result of each step from a fresh start; asserts that all ranks agree on every bit of it."""
     text()
 
-    def body(rank: int, store: dist.Store) -> list[Any]:
+    def body(rank: int, store: dist.Store) -> list[StepResult]:
         program = trainer(spec, layout, rank, store)
+        program.bind(program.initialise())
         return [program.step(()) for _ in range(steps)]
 
     results = run_ranks(layout.num_ranks, body, TIMEOUT_S)
-    assert all(r == results[0] for r in results)
-    return [step.loss for step in results[0]]
+    assert all(other == results[0] for other in results)
+    return results[0]
 
 
-@cache
-def twin(spec_json: str, steps: int = 10) -> list[float]:
-    return losses(JobSpec.model_validate_json(spec_json), Layout(), steps)
+_twins: dict[tuple[str, int], list[StepResult]] = {}
+
+
+def twin(spec: JobSpec, steps: int = 10) -> list[StepResult]:
+    """The same job in one process; run once per session."""
+    key = spec.model_dump_json(), steps
+    if key not in _twins:
+        _twins[key] = run(spec, Layout(), steps)
+    return _twins[key]
+
+
+def max_loss_difference(one: list[StepResult], other: list[StepResult]) -> float:
+    return max(abs(a.loss - b.loss) for a, b in zip(one, other, strict=True))

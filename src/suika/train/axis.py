@@ -42,8 +42,8 @@ class Axis:
             return tensor
         tensor = tensor.contiguous()
         if self.size == 2 or tensor.nbytes <= _ONE_HOP_BYTES:
-            received = [tensor if r == self.rank else torch.empty_like(tensor) for r in range(self.size)]
-            wait(self._swap([tensor] * self.size, received))
+            received, works = self.exchange([tensor] * self.size)
+            wait(works)
             return fold(received)
         return self._sum_in_chunks(tensor)
 
@@ -51,41 +51,34 @@ class Axis:
         """The tensors of all ranks, stacked: (size, *shape). All shapes are equal."""
         gathered = tensor.new_empty((self.size, *tensor.shape))
         gathered[self.rank] = tensor
-        wait(self._swap([gathered[self.rank]] * self.size, gathered.unbind()))
+        wait(self.gather_in_place(gathered.unbind()))
         return gathered
 
     def sum_and_split(self, tensor: Tensor) -> Tensor:
         """The sum over ranks of `tensor[rank]`: (size, *shape) -> shape."""
-        tensor = tensor.contiguous()
-        received, works = self.exchange(tensor)
+        received, works = self.exchange(tensor.contiguous().unbind())
         wait(works)
         return fold(received)
 
-    def exchange(self, tensor: Tensor) -> tuple[list[Tensor], list[dist.Work]]:
-        """Start an all-to-all: `tensor[i]` goes to rank i. Returns what arrives from each rank, in rank order (its own
-        part is a view), and the works to wait for; until then `tensor` must not change."""
-        parts = list(tensor.unbind())
-        received = [p if r == self.rank else torch.empty_like(p) for r, p in enumerate(parts)]
+    def exchange(self, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
+        """Start an all-to-all: `parts[r]` goes to rank r. Returns what arrives from each rank, in rank order (its own
+        part as it is), and the works to wait for; until then `parts` must not change. Parts may differ in size."""
+        mine = parts[self.rank]
+        received = [mine if r == self.rank else torch.empty_like(mine) for r in range(self.size)]
         return received, self._swap(parts, received)
 
-    def gather_in_place(self, tensor: Tensor) -> list[dist.Work]:
-        """Start an all-gather of (size, *shape), of which this rank has filled `tensor[rank]`."""
-        parts = tensor.unbind()
+    def gather_in_place(self, parts: Sequence[Tensor]) -> list[dist.Work]:
+        """Start an all-gather into `parts`, of which this rank has filled `parts[rank]`. Sizes may differ."""
         return self._swap([parts[self.rank]] * self.size, parts)
 
     def _sum_in_chunks(self, tensor: Tensor) -> Tensor:
         """Rank r adds chunk r of every rank, then hands it round."""
-        each = -(-tensor.numel() // self.size)
-        parts = list(tensor.view(-1).split(each))
-        parts += [parts[0][:0]] * (self.size - len(parts))
-        mine = parts[self.rank]
-        received = [mine if r == self.rank else torch.empty_like(mine) for r in range(self.size)]
-        wait(self._swap(parts, received))
         out = torch.empty_like(tensor)
-        chunks = list(out.view(-1).split(each))
-        chunks += [chunks[0][:0]] * (self.size - len(chunks))
-        chunks[self.rank].copy_(fold(received))
-        wait(self._swap([chunks[self.rank]] * self.size, chunks))
+        chunks, sums = (whole.view(-1).tensor_split(self.size) for whole in (tensor, out))
+        received, works = self.exchange(chunks)
+        wait(works)
+        sums[self.rank].copy_(fold(received))
+        wait(self.gather_in_place(sums))
         return out
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[dist.Work]:

@@ -13,26 +13,25 @@ import torch
 from torch import Tensor
 
 from suika.core.tensors import LogicalTensor
-from suika.reshard.state import Bucket
+from suika.reshard.state import Bucket, zero_slice
 from suika.train.axis import Axis, fold, wait
 
 
 class BucketGradients:
-    """The flat gradient of one bucket, padded to equal chunks: chunk r is what replica r owns (`zero_slice`)."""
+    """The flat gradient of one bucket, and the part of it that each replica reduces."""
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
         self.bucket = bucket
-        self.chunk = -(-bucket.numel // bucket.replicas)
-        self.flat = torch.zeros(self.chunk * bucket.replicas, dtype=dtype)
+        self.flat = torch.zeros(bucket.numel, dtype=dtype)
         self.views = {
             tensor.name: self.flat[at : at + math.prod(shape)].view(shape)
             for tensor, shape, at in zip(bucket.tensors, bucket.shapes, bucket.offsets, strict=True)
         }
-
-    @property
-    def chunks(self) -> Tensor:
-        """(replicas, chunk): row r belongs to replica r."""
-        return self.flat.view(self.bucket.replicas, self.chunk)
+        slices = [
+            bucket.slice_of(r) if bucket.sharded else zero_slice(bucket.numel, bucket.replicas, r)
+            for r in range(bucket.replicas)
+        ]
+        self.parts = [self.flat[start:stop] for start, stop in slices]
 
     @property
     def owned(self) -> Tensor:
@@ -94,12 +93,12 @@ class Gradients:
             self.views[tensor.name].copy_(part.view(whole.shape)[mine])
 
     def _sum_over_dp(self) -> None:
-        """Every rank receives the others' versions of its own chunk and adds them in rank order."""
-        exchanges = [self.dp.exchange(b.chunks) for b in self.buckets]
+        """Every rank receives the others' versions of its own part and adds them in rank order."""
+        exchanges = [self.dp.exchange(b.parts) for b in self.buckets]
         for bucket, (received, works) in zip(self.buckets, exchanges, strict=True):
             wait(works)
-            bucket.chunks[self.dp.rank].copy_(fold(received))
-        for works in [self.dp.gather_in_place(b.chunks) for b in self.buckets if not b.bucket.sharded]:
+            bucket.parts[self.dp.rank].copy_(fold(received))
+        for works in [self.dp.gather_in_place(b.parts) for b in self.buckets if not b.bucket.sharded]:
             wait(works)
 
 

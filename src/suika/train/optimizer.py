@@ -73,8 +73,7 @@ class BucketState:
     @torch.no_grad()
     def unpack(self, flat: Tensor) -> None:
         """Take all weights from the bucket's flat vector."""
-        parts = flat[: self.bucket.numel].split([len(w) for w in self.weights])
-        torch._foreach_copy_(self.weights, parts)
+        torch._foreach_copy_(self.weights, flat.split([len(w) for w in self.weights]))
 
 
 class AdamW:
@@ -90,11 +89,13 @@ class AdamW:
             state.update(grad, self.spec, step, lr)
 
     def share(self, flats: list[Tensor], dp: Axis) -> None:
-        """Give every replica the slices that the others updated. `flats` are scratch, padded to equal chunks."""
+        """Give every replica the slices that the others updated. `flats` are scratch, each as long as its bucket."""
         split = [(s, f) for s, f in zip(self.states, flats, strict=True) if s.bucket.sharded and dp.size > 1]
+        rounds = []
         for state, flat in split:
             state.pack(flat)
-        rounds = [dp.gather_in_place(flat.view(dp.size, -1)) for _, flat in split]
+            slices = [state.bucket.slice_of(r) for r in range(dp.size)]
+            rounds.append(dp.gather_in_place([flat[start:stop] for start, stop in slices]))
         for (state, flat), works in zip(split, rounds, strict=True):
             wait(works)
             state.unpack(flat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,16 +107,27 @@ class Trainer:
         return self._buffers
 
     def records(self) -> dict[str, Any]:
-        return {"steps_done": self.steps_done, "optimizer_step": self.steps_done, "position": self.position}
+        return {"steps_done": self.steps_done, "position": self.position}
 
     def load_records(self, records: Mapping[str, Any]) -> None:
-        self.steps_done, self.position = int(records["optimizer_step"]), int(records["position"])
+        self.steps_done, self.position = int(records["steps_done"]), int(records["position"])
+
+    @property
+    def sample_range(self) -> tuple[int, int]:
+        """Global samples [start, stop) that this rank reads in the next step."""
+        return self.position + self._share[0], self.position + self._share[1]
 
     def step(self, votes: Sequence[float] = ()) -> StepResult:
+        """One optimizer step. Raises `FloatingPointError`, on every rank and before anything changed, when the
+        gradient is not finite: weights and moments are still those of the step before."""
         losses, seen = self._forward_backward()
         self.gradients.reduce()
         loss_sum, num_tokens, square_sum, *totals = self._add_up(losses, seen, votes)
         grad_norm = square_sum**0.5 / num_tokens
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"step {self.steps_done + 1}: gradient norm {grad_norm}, loss {loss_sum / num_tokens}"
+            )
         lr = learning_rate(self.spec.optimizer, self.steps_done, self.spec.steps)
         self._update(num_tokens, grad_norm, lr)
         self.steps_done += 1
@@ -127,8 +139,7 @@ class Trainer:
         self.gradients.zero()
         tokens = targets = None
         if self.stage.is_first or self.stage.is_last:
-            first, last = self._share
-            samples = torch.from_numpy(self.dataset.samples(self.position + first, self.position + last))
+            samples = torch.from_numpy(self.dataset.samples(*self.sample_range))
             tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
         losses = self.pipeline.run(tokens, targets)
         return losses, int((targets != IGNORED).sum()) if targets is not None else 0
