@@ -1,0 +1,263 @@
+"""What every `Store` promises. Run against memory, SQLite and PostgreSQL: `class Test...(StoreConformance)`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from suika.control.store import StaleWriteError, Store
+from suika.core.cluster import parse_cluster_shorthand
+from suika.core.decision import Reason, ReasonCode
+from suika.core.job import Job, JobSpec, JobState, parse_job
+from suika.core.layout import Layout
+from suika.core.plan import Plan
+
+WHY = Reason(ReasonCode.START, "there is room: für alle")
+CLUSTER = parse_cluster_shorthand("2x4:cpu")
+
+
+def spec(name: str = "a", **changes: Any) -> JobSpec:
+    model = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257}
+    base = {"name": name, "model": model, "data": "/text", "global_batch": 8, "sequence_length": 16, "steps": 50}
+    return parse_job(base | {"devices": {"min": 1, "max": 8}} | changes)
+
+
+def plan(layout: Layout, of: JobSpec) -> Plan:
+    devices = CLUSTER.devices[: layout.num_ranks]
+    return Plan.checked(layout, devices, of.model, of.global_batch, of.sequence_length, CLUSTER)
+
+
+def running(store: Store, job_id: str = "j1", name: str = "a") -> Job:
+    """A stored job that runs in generation 1."""
+    wanted = spec(name)
+    store.add(Job(job_id, wanted, 5.0))
+    job = store.job(job_id)
+    layout = plan(Layout(tp=2, dp=2), wanted)
+    store.put(job.to(JobState.STARTING, WHY, plan=layout, generation=1, last_generation=1))
+    store.put(store.job(job_id).to(JobState.RUNNING, WHY, started_s=7.5))
+    return store.job(job_id)
+
+
+class StoreConformance:
+    """`store` is a fixture of the subclass; so is `again`, which opens what was stored anew (None: cannot)."""
+
+    def test_a_job_comes_back_as_it_was(self, store: Store) -> None:
+        job = running(store)
+        target = plan(Layout(tp=2, pp=2, dp=2, layers_per_stage=(1, 3)), job.spec)
+        moving = job.to(JobState.REDEPLOYING, WHY, target=target, last_generation=2)
+        store.put(moving)
+        assert store.job("j1") == moving
+        assert store.jobs() == (moving,)
+
+    def test_jobs_are_in_order_of_submission(self, store: Store) -> None:
+        for job_id, submitted_s in (("j3", 1.0), ("j2", 2.0), ("j1", 1.0)):
+            store.add(Job(job_id, spec(job_id), submitted_s))
+        assert [job.id for job in store.jobs()] == ["j1", "j3", "j2"]
+
+    def test_who_read_an_older_version_writes_nothing(self, store: Store) -> None:
+        job = running(store)
+        store.put(job.to(JobState.PREEMPTING, WHY))
+        with pytest.raises(StaleWriteError):
+            store.put(job.to(JobState.CANCELLED, WHY))
+        assert store.job("j1").state is JobState.PREEMPTING
+
+    def test_of_many_writers_of_one_version_one_wins(self, store: Store) -> None:
+        job, won, lost = running(store), [], []
+
+        def write(number: int) -> None:
+            try:
+                store.put(job.update(num_moves=number))
+                won.append(number)
+            except StaleWriteError:
+                lost.append(number)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert (len(won), len(lost)) == (1, 7)
+        assert store.job("j1").num_moves == won[0]
+
+    def test_progress_counts_for_the_present_generation_only(self, store: Store) -> None:
+        job = running(store)
+        assert store.progress("j1", 1, 12)
+        assert not store.progress("j1", 0, 13)
+        assert not store.progress("j1", 2, 13)
+        store.put(job.update(num_moves=1))  # made from the record before the progress: takes back no step
+        assert store.job("j1").steps_done == 12
+        assert store.progress("j1", 1, 6)  # after a recovery
+        store.put(store.job("j1").to(JobState.CANCELLED, WHY, ended_s=9.0))
+        assert not store.progress("j1", 1, 20)
+        assert store.job("j1").steps_done == 6
+
+    def test_a_snapshot_counts_for_the_present_generation_only(self, store: Store) -> None:
+        running(store)
+        assert store.snapshot("j1") is None
+        assert store.saved("j1", 1, 10, "/snapshots/10")
+        assert store.saved("j1", 1, 20, "/snapshots/20")
+        assert not store.saved("j1", 2, 30, "/snapshots/30")
+        assert store.snapshot("j1") == ("/snapshots/20", 20)
+
+    def test_events_are_numbered_without_gaps_and_kept(self, store: Store) -> None:
+        for number in range(5):
+            store.append(float(number), "tick", "j1" if number % 2 else None, number=number, text="<b>'\"ü")
+        assert [event.seq for event in store.events()] == [1, 2, 3, 4, 5]
+        assert [event.data["number"] for event in store.events(after=2)] == [2, 3, 4]
+        assert [event.seq for event in store.events(job_id="j1")] == [2, 4]
+        assert [event.seq for event in store.events(after=1, limit=2)] == [2, 3]
+        assert store.events()[0].data["text"] == "<b>'\"ü"
+
+    def test_many_threads_append_without_a_gap(self, store: Store) -> None:
+        def write(name: int) -> None:
+            for number in range(10):
+                store.append(0.0, "tick", None, name=name, number=number)
+
+        threads = [threading.Thread(target=write, args=(name,)) for name in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        events = store.events()
+        assert [event.seq for event in events] == list(range(1, 61))
+        for name in range(6):
+            assert [e.data["number"] for e in events if e.data["name"] == name] == list(range(10))
+
+    def test_draining_nodes(self, store: Store) -> None:
+        store.set_draining(frozenset({"n0", "n1"}))
+        store.set_draining(frozenset({"n1"}))
+        assert store.draining() == {"n1"}
+        store.set_draining(frozenset())
+        assert store.draining() == frozenset()
+
+
+class DurableConformance(StoreConformance):
+    """What a store promises besides that outlives its process. `url` is a fixture: a database without tables."""
+
+    @pytest.fixture
+    def store(self, url: str) -> Iterator[Store]:
+        from suika.control.database import DatabaseStore
+
+        made = DatabaseStore(url)
+        yield made
+        made.close()
+
+    def test_everything_is_there_after_a_restart(self, url: str) -> None:
+        from suika.control.database import DatabaseStore
+
+        first = DatabaseStore(url)
+        running(first)
+        first.progress("j1", 1, 12)
+        first.saved("j1", 1, 10, "/snapshots/10")
+        first.append(1.5, "tick", "j1", number=1)
+        first.set_draining(frozenset({"n1"}))
+        job = first.job("j1")
+        first.close()
+        second = DatabaseStore(url)
+        assert second.term == first.term + 1
+        assert second.jobs() == (job,)
+        assert job.steps_done == 12
+        assert second.snapshot("j1") == ("/snapshots/10", 10)
+        assert [event.to_dict() for event in second.events()] == [event.to_dict() for event in first.events()]
+        assert second.draining() == {"n1"}
+        assert second.append(2.0, "tick").seq == 2
+        second.close()
+
+    def test_an_earlier_controller_writes_nothing(self, url: str) -> None:
+        from suika.control.database import DatabaseStore, FencedError
+
+        fenced: list[bool] = []
+        old = DatabaseStore(url, on_fenced=lambda: fenced.append(True))
+        job = running(old)
+        new = DatabaseStore(url)
+        before = (new.jobs(), new.events())
+        writes = (
+            lambda: old.put(job.update(num_moves=9)),
+            lambda: old.add(Job("j2", spec("b"), 6.0)),
+            lambda: old.append(3.0, "tick"),
+            lambda: old.saved("j1", 1, 20, "/snapshots/20"),
+            lambda: old.set_draining(frozenset({"n0"})),
+        )
+        for write in writes:
+            with pytest.raises(FencedError):
+                write()
+        assert len(fenced) == len(writes)
+        old.progress("j1", 1, 40)
+        old.close()
+        new.close()
+        third = DatabaseStore(url)
+        assert (third.jobs(), third.events()) == before
+        assert third.snapshot("j1") is None
+        assert third.draining() == frozenset()
+        third.close()
+
+    def test_the_migrations_make_the_tables(self, store: Any) -> None:
+        from alembic.autogenerate import compare_metadata
+        from alembic.runtime.migration import MigrationContext
+
+        from suika.control.tables import metadata
+
+        with store.engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+    def test_accounts_tokens_and_quotas(self, store: Any) -> None:
+        from sqlalchemy import text
+
+        from suika.control.accounts import Accounts
+        from suika.control.auth import Role
+        from suika.core.errors import SpecError
+
+        now = [1000.0]
+        accounts = Accounts(store.engine, lambda: now[0])
+        accounts.add("root", Role.ADMIN)
+        ann = accounts.add("ann", Role.USER, "research")
+        with pytest.raises(SpecError, match="exists already"):
+            accounts.add("ann", Role.READ, "research")
+        with pytest.raises(SpecError, match="needs one"):
+            accounts.add("bob", Role.USER)
+        token, short = accounts.issue("ann"), accounts.issue("ann", lifetime_s=60)
+        assert accounts.authenticate(token) == ann == accounts.authenticate(short)
+        assert accounts.authenticate(token[:-1]) is None
+        with store.engine.connect() as connection:
+            kept = " ".join(str(row) for row in connection.execute(text("select * from tokens")))
+        assert token not in kept
+        now[0] += 61
+        assert accounts.authenticate(short) is None
+        assert accounts.revoke("ann") == 2
+        assert accounts.authenticate(token) is None
+        accounts.set_quota("research", 4)
+        accounts.set_quota("research", 6)
+        accounts.set_quota("other", 0)
+        accounts.set_quota("other", None)
+        assert accounts.quotas() == {"research": 6}
+        accounts.remove("ann")
+        assert [account.name for account in accounts.all()] == ["root"]
+
+    def test_a_backup_restores_to_the_same_records(self, url: str, empty_url: str, tmp_path: Any) -> None:
+        from suika.control.backup import backup, restore
+        from suika.control.database import DatabaseStore
+        from suika.core.errors import SpecError
+
+        store = DatabaseStore(url)
+        running(store)
+        store.saved("j1", 1, 10, "/snapshots/10")
+        for number in range(600):
+            store.append(float(number), "tick", None, number=number)
+        file = tmp_path / "backup.gz"
+        rows = backup(url, file)  # beside the running controller
+        assert restore(empty_url, file) == rows == 600 + 3
+        with pytest.raises(SpecError, match="not empty"):
+            restore(empty_url, file)
+        copy = DatabaseStore(empty_url)
+        assert copy.jobs() == store.jobs()
+        assert copy.events() == store.events()
+        assert copy.snapshot("j1") == ("/snapshots/10", 10)
+        assert copy.term == store.term + 1
+        copy.close()
+        store.close()
+        file.write_bytes(file.read_bytes()[:-40])
+        with pytest.raises(SpecError, match=r"cannot be read|ends too early"):
+            restore(empty_url, file)
