@@ -1,9 +1,9 @@
 """Flows become messages in one global order that cannot deadlock.
 
 All flows of a pair of participants form one byte stream, cut into chunks. Chunks are edge-coloured: in a round a
-participant sends at most one chunk and receives at most one. Everybody works through its own messages in round order and waits in
-that order, so the globally first unfinished message always has both its ends posted. What is forwarded (hop 1) comes
-after everything that arrives (hop 0).
+participant sends at most one chunk and receives at most one. Everybody works through its own messages in round order
+and waits in that order, so the globally first unfinished message always has both its ends posted. What is forwarded
+(hop 1) comes after everything that arrives (hop 0).
 """
 
 from __future__ import annotations

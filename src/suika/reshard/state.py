@@ -4,8 +4,10 @@ Buffers of a rank:
     weight/<tensor>                          the tensor's local shard, shaped as `LogicalTensor.local_shape`
     m/<bucket>, v/<bucket>, master/<bucket>  1-D: this rank's ZeRO slice of the bucket's flat vector
 A bucket's flat vector is its tensors' local shards, flattened, in `logical_tensors` order. Its name is `embedding`,
-`layers.<i>`, `layers.<i>.experts` (routed experts: they have fewer replicas) or `head`; with `zero_buckets="stage"`
-the layers of one pipeline chunk share `layers.<first>-<last>`. Under ZeRO 3 weights are slices too: weight/<bucket>.
+`layers.<i>`, `layers.<i>.experts` (routed experts: they have fewer replicas) or `head`. With `zero_buckets="stage"` the
+layers of one pipeline chunk share `layers.<first>-<last>`, the first replica owns all of `embedding` and the last all
+of `head`: slices then follow the model's order, and a change of pp can leave them where they are. Under ZeRO 3 weights
+are slices too: weight/<bucket>.
 Masters exist for bf16 only: with fp32 and fp64 the weight is its own master.
 """
 
@@ -80,7 +82,10 @@ def zero_slice(numel: int, replicas: int, replica: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A ZeRO bucket as one rank sees it: `replicas` ranks hold the same shards, this one is number `replica`."""
+    """A ZeRO bucket as one rank sees it: `replicas` ranks hold the same shards, this one is number `replica`.
+
+    Use `slice_of` rather than `zero_slice`: not every bucket is cut evenly.
+    """
 
     name: str
     tensors: tuple[LogicalTensor, ...]
@@ -88,6 +93,7 @@ class Bucket:
     replicas: int
     replica: int
     sharded: bool  # ZeRO >= 1: moments and masters are cut over the replicas
+    owner: int | None = None  # the one replica that has them all; None: an even cut
 
     @cached_property
     def numel(self) -> int:
@@ -102,15 +108,30 @@ class Bucket:
             at += math.prod(shape)
         return tuple(starts)
 
+    def slice_of(self, replica: int) -> tuple[int, int]:
+        """Flat elements [start, stop) whose moments and masters `replica` holds."""
+        if not self.sharded:
+            return 0, self.numel
+        if self.owner is None:
+            return zero_slice(self.numel, self.replicas, replica)
+        return (0 if replica <= self.owner else self.numel), (self.numel if replica >= self.owner else 0)
+
     @property
     def slice(self) -> tuple[int, int]:
-        """Flat elements [start, stop) whose moments and masters this rank holds."""
-        return zero_slice(self.numel, self.replicas, self.replica) if self.sharded else (0, self.numel)
+        """`slice_of` this rank."""
+        return self.slice_of(self.replica)
 
 
 def expert_rank(layout: Layout, place: Coordinate) -> int:
     """Which share of the experts a rank holds: expert-parallel groups are consecutive in the (dp, cp) order."""
     return (place.dp * layout.cp + place.cp) % layout.ep
+
+
+def bucket_owner(layout: Layout, name: str, replicas: int) -> int | None:
+    """The replica that owns the whole bucket; None where all share it."""
+    if layout.zero_buckets == "layer" or name not in ("embedding", "head"):
+        return None
+    return 0 if name == "embedding" else replicas - 1
 
 
 def bucket_name(model: ModelSpec, layout: Layout, tensor: LogicalTensor, stage: int) -> str:
@@ -157,7 +178,8 @@ def rank_buckets(
     for name, tensors in named.items():
         apart = layout.ep if tensors[0].expert is not None else 1
         shapes = tuple(t.local_shape(layout.tp, place.tp) for t in tensors)
-        found.append(Bucket(name, tuple(tensors), shapes, replicas // apart, replica // apart, layout.zero >= 1))
+        owner = bucket_owner(layout, name, replicas)
+        found.append(Bucket(name, tuple(tensors), shapes, replicas // apart, replica // apart, layout.zero >= 1, owner))
     return tuple(found)
 
 

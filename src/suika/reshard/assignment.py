@@ -1,0 +1,213 @@
+"""Which rank runs on which device, and which devices a shrink keeps, so that the least state moves.
+
+inbound[d, r] = bytes that device d lacks of what new rank r holds. Their minimum-sum assignment is the least that any
+placement can move (`bound_bytes`); the bottleneck assignment is the smallest possible largest inbound
+(`worst_rank_bound_bytes`). Placements keep each tensor-parallel group inside one NVLink domain (or node) whenever one
+exists, so they are found on two levels: groups onto domains, then ranks onto the devices inside. Among placements that
+move (almost) the least, the one with the least-loaded worst device wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from suika.core.cluster import Cluster, Device
+from suika.core.errors import require
+from suika.core.layout import Layout
+from suika.core.mesh import DEFAULT_ORDER
+from suika.core.plan import Plan
+from suika.reshard.cells import groups_of
+from suika.reshard.state import JobShape
+
+SLACK = 1.01  # how much more than the least may move for a better worst device
+TIE = 1e-6  # weight of walk order among equals, as a share of all bytes
+
+
+def assign(
+    shape: JobShape,
+    old: Plan,
+    new: Layout,
+    devices: Sequence[Device],
+    cluster: Cluster,
+    order: tuple[str, ...] = DEFAULT_ORDER,
+) -> tuple[Device, ...]:
+    """Devices of the new ranks, in rank order, such that the least bytes move.
+
+    With more `devices` than ranks the best are chosen. Raises `SpecError` when there are too few.
+    """
+    num_ranks = new.num_ranks
+    require(len(devices) >= num_ranks, "devices", len(devices), f"layout {new} needs {num_ranks} devices")
+    walk = tuple(sorted(devices, key=cluster.position.__getitem__))
+    inbound = inbound_bytes(shape, old, new, walk, order)
+    chosen = _TwoLevel(inbound, walk, cluster, _tp_groups(new, order)).solve()
+    return tuple(walk[d] for d in chosen)
+
+
+def choose_devices(
+    shape: JobShape, old: Plan, new: Layout, cluster: Cluster, candidates: Sequence[Device] | None = None
+) -> tuple[Device, ...]:
+    """The devices a smaller layout keeps (of `candidates`, by default the old ones), in rank order, by covered bytes.
+
+    What is not returned is what the shrink frees.
+    """
+    return assign(shape, old, new, old.devices if candidates is None else candidates, cluster)
+
+
+def inbound_bytes(
+    shape: JobShape, old: Plan, new: Layout, devices: Sequence[Device], order: tuple[str, ...] = DEFAULT_ORDER
+) -> np.ndarray:
+    """[device, new rank] -> bytes of the rank's state that the device does not hold."""
+    overlap, need = _overlap(shape, old.layout, new, old.order, order)
+    rank_of = {device: rank for rank, device in enumerate(old.devices)}
+    inbound = np.broadcast_to(need, (len(devices), len(need))).copy()
+    staying = [i for i, device in enumerate(devices) if device in rank_of]
+    inbound[staying] -= overlap[[rank_of[devices[i]] for i in staying]]
+    return inbound
+
+
+@lru_cache(maxsize=128)
+def _overlap(
+    shape: JobShape, old: Layout, new: Layout, old_order: tuple[str, ...], new_order: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes common to each (old rank, new rank), and bytes of each new rank."""
+    overlap = np.zeros((old.num_ranks, new.num_ranks), dtype=np.int64)
+    need = np.zeros(new.num_ranks, dtype=np.int64)
+    single: list[tuple[int, int, int]] = []
+    for group in groups_of(shape, old, new, old_order, new_order):
+        if len(group.old) == len(group.new) == 1:
+            single.append((group.old[0], group.new[0], group.num_bytes))
+        else:
+            overlap[np.ix_(group.old, group.new)] += group.num_bytes
+            need[list(group.new)] += group.num_bytes
+    i, j, num_bytes = np.array(single, dtype=np.int64).reshape(-1, 3).T
+    np.add.at(overlap, (i, j), num_bytes)
+    np.add.at(need, j, num_bytes)
+    return overlap, need
+
+
+def bound_bytes(inbound: np.ndarray) -> int:
+    """The least total that any placement on these devices moves (exact)."""
+    return int(inbound[linear_sum_assignment(inbound)].sum())
+
+
+def worst_rank_bound_bytes(inbound: np.ndarray) -> int:
+    """The least possible largest inbound of any placement on these devices (exact): a search over matchings."""
+    values = np.unique(inbound)
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        allowed = csr_array((inbound <= values[middle]).T)
+        if (maximum_bipartite_matching(allowed, perm_type="column") >= 0).all():
+            high = middle
+        else:
+            low = middle + 1
+    return int(values[low])
+
+
+def _tp_groups(layout: Layout, order: tuple[str, ...]) -> np.ndarray:
+    """[group, tp rank] -> rank, groups in rank order."""
+    ranks = np.arange(layout.num_ranks).reshape([getattr(layout, axis) for axis in order])
+    groups = np.moveaxis(ranks, order.index("tp"), -1).reshape(-1, layout.tp)
+    return groups[np.argsort(groups[:, 0])]
+
+
+@dataclass
+class _TwoLevel:
+    """Tensor-parallel groups onto pools of devices (domains or nodes), then ranks onto devices inside each pool."""
+
+    inbound: np.ndarray  # [device, rank]
+    walk: Sequence[Device]
+    cluster: Cluster
+    groups: np.ndarray  # [group, tp rank] -> rank
+
+    def solve(self) -> np.ndarray:
+        """Device index of each rank."""
+        best: tuple[int, int] | None = None
+        found = None
+        for bend in (0.0, 0.1, 1.0, 10.0):
+            devices = self._place(self._bent(bend))
+            taken = self.inbound[devices, np.arange(len(devices))]
+            total, worst = int(taken.sum()), int(taken.max())
+            if best is None:
+                least = total
+            if best is None or (total <= SLACK * least and worst < best[1]):
+                best, found = (total, worst), devices
+        assert found is not None
+        return found
+
+    def _bent(self, bend: float) -> np.ndarray:
+        """Costs that grow faster than bytes: sums stay nearly least while the worst device is spared."""
+        cost = self.inbound.astype(np.float64)
+        top = cost.max(initial=0.0)
+        return cost + bend * cost * cost / top if bend and top else cost
+
+    def _place(self, cost: np.ndarray) -> np.ndarray:
+        pools = self._pools()
+        num_groups, tp = self.groups.shape
+        slots = [pool for pool, members in enumerate(pools) for _ in range(len(members) // tp)]
+        slots = slots[: max(num_groups, len(slots))]
+        alone = cost[:, self.groups].max(axis=0).sum(axis=1)  # a group where nothing of it is
+        table = np.repeat(alone[:, None], max(len(slots), num_groups), axis=1)  # slots beyond the pools span them
+        for pool, members in enumerate(pools):
+            columns = [s for s, of in enumerate(slots) if of == pool]
+            if columns:
+                table[:, columns] = self._group_costs(cost[members], alone)[:, None]
+        table += _walk_order(table)
+        placed = np.full(self.groups.size, -1)
+        where: dict[int, list[int]] = {}
+        for group, slot in zip(*linear_sum_assignment(table), strict=True):
+            where.setdefault(slots[slot] if slot < len(slots) else -1, []).append(int(group))
+        spanning = where.pop(-1, [])
+        for pool, held in where.items():
+            self._inside(placed, cost, np.array(pools[pool]), self.groups[held].reshape(-1))
+        if spanning:
+            rest = np.setdiff1d(np.arange(len(self.walk)), placed[placed >= 0])
+            self._inside(placed, cost, rest, self.groups[spanning].reshape(-1))
+        return placed
+
+    def _inside(self, placed: np.ndarray, cost: np.ndarray, devices: np.ndarray, ranks: np.ndarray) -> None:
+        part = cost[np.ix_(devices, ranks)]
+        rows, columns = linear_sum_assignment(part + _walk_order(part))
+        placed[ranks[columns]] = devices[rows]
+
+    def _group_costs(self, cost: np.ndarray, alone: np.ndarray) -> np.ndarray:
+        """Least cost of each group by itself on these devices."""
+        costs = alone.copy()
+        per_group = cost[:, self.groups]  # [device, group, tp rank]
+        something_stays = (per_group < per_group.max(axis=0, keepdims=True)).any(axis=(0, 2))
+        full = per_group.max(axis=0).sum(axis=1)
+        costs[~something_stays] = full[~something_stays]
+        for group in np.flatnonzero(something_stays):
+            part = per_group[:, group]
+            costs[group] = part[linear_sum_assignment(part)].sum()
+        return costs
+
+    def _pools(self) -> list[list[int]]:
+        """Devices by NVLink domain where a tensor-parallel group fits in one, else by node, else all together."""
+        tp = self.groups.shape[1]
+        if tp == 1:
+            return [list(range(len(self.walk)))]
+        for key in (self._domain, lambda device: device.node):
+            pools: dict[object, list[int]] = {}
+            for i, device in enumerate(self.walk):
+                pools.setdefault(key(device), []).append(i)
+            if any(len(members) >= tp for members in pools.values()):
+                return list(pools.values())
+        return [list(range(len(self.walk)))]
+
+    def _domain(self, device: Device) -> object:
+        return device.node, device.index // self.cluster.node_of[device.node].domain_size
+
+
+def _walk_order(cost: np.ndarray) -> np.ndarray:
+    """Tiny costs that put equals in walk order: neighbours in rank order are then neighbours in the tree."""
+    rows, columns = np.ogrid[: cost.shape[0], : cost.shape[1]]
+    size = max(cost.shape)
+    return TIE * cost.max(initial=0.0) / size**2 * (rows - columns) ** 2
