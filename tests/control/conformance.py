@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from suika.control.store import StaleWriteError, Store
+from suika.control.store import News, StaleWriteError, Store
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.decision import Reason, ReasonCode
 from suika.core.job import Job, JobSpec, JobState, parse_job
@@ -125,6 +125,17 @@ class StoreConformance:
         assert [event.seq for event in events] == list(range(1, 61))
         for name in range(6):
             assert [e.data["number"] for e in events if e.data["name"] == name] == list(range(10))
+
+    def test_a_change_and_its_news_are_stored_together_or_not_at_all(self, store: Store) -> None:
+        store.add(Job("j1", spec(), 5.0), News(5.0, "submitted", {"by": "ann"}))
+        job = store.job("j1")
+        store.put(job.update(num_moves=1), News(6.0, "moved"))
+        with pytest.raises(StaleWriteError):
+            store.put(job.update(num_moves=2), News(7.0, "moved"))
+        store.append(8.0, "tick")
+        told = [(event.seq, event.at_s, event.kind, event.job_id) for event in store.events()]
+        assert told == [(1, 5.0, "submitted", "j1"), (2, 6.0, "moved", "j1"), (3, 8.0, "tick", None)]
+        assert store.events()[0].data == {"by": "ann"}
 
     def test_draining_nodes(self, store: Store) -> None:
         store.set_draining(frozenset({"n0", "n1"}))

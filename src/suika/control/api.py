@@ -14,11 +14,12 @@ from typing import Any
 from suika.control.controller import Controller
 from suika.control.observe import drop
 from suika.control.state import Watch
+from suika.control.store import News
 from suika.control.submit import admit, check_options, resized
 from suika.control.views import usual_slowdown
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
-from suika.core.errors import SpecError, require
+from suika.core.errors import ConflictError, NotFoundError, require
 from suika.core.job import ENDED, HOLDS_DEVICES, Job, JobState
 from suika.core.plan import Plan
 from suika.core.snapshot import Option
@@ -54,21 +55,23 @@ class Api:
             if known is not None:
                 return known
             names = {other.spec.name for other in self.state.active()}
-            require(spec.name not in names, "job.name", spec.name, "a job of this name is still active")
-            self.state.store.add(Job(job_id, spec, self.state.clock()))
-            self.state.log("submitted", job_id, spec=spec.model_dump(mode="json"), body=_digest(job))
+            if spec.name in names:
+                raise ConflictError("job.name", spec.name, "a job of this name is still active", "choose another")
+            made = Job(job_id, spec, self.state.clock())
+            data = {"spec": spec.model_dump(mode="json"), "body": _digest(job)}
+            self.state.store.add(made, News(made.submitted_s, "submitted", data))
             self.state.changed = True
-            return self._row(self.state.store.job(job_id))
+            return self.row(made)
 
         return self.controller.call(accept)
 
     def _known(self, job_id: str, body: Any) -> dict[str, Any] | None:
-        first = next(iter(self.state.store.events(job_id=job_id)), None)
+        first = next(iter(self.state.store.events(job_id=job_id, limit=1)), None)
         if first is None:
             return None
-        same = first.data["body"] == _digest(body)
-        require(same, "request_id", job_id, "was used for another job", "use a new one")
-        return self._row(self.state.store.job(job_id))
+        if first.data["body"] != _digest(body):
+            raise ConflictError("request_id", job_id, "was used for another job", "use a new one")
+        return self.row(self.state.store.job(job_id))
 
     def resize(self, job: str, devices: str | None = None, layout: str | None = None) -> dict[str, Any]:
         """A user's wish for another size or layout; the scheduler carries it out, or says why it waits."""
@@ -83,7 +86,7 @@ class Api:
             self.state.log("resized", found.id, **wish)
             self.state.watch(found.id).hold_until_s = 0.0  # a user's word ends a back-off
             self.state.changed = True
-            return self._row(self.state.store.job(found.id))
+            return self.row(self.state.store.job(found.id))
 
         return self.controller.call(change)
 
@@ -104,13 +107,14 @@ class Api:
                 state.hold(found.id, ())
                 self.controller.retire(watch)
             state.changed = True
-            return self._row(state.store.job(found.id))
+            return self.row(state.store.job(found.id))
 
         return self.controller.call(change)
 
     def drain(self, node: str, undo: bool = False) -> dict[str, Any]:
         """Move jobs off `node` and give it no new work, until `undo`."""
-        require(node in self.state.cluster.node_of, "node", node, "is not in the cluster", "see `suika nodes`")
+        if node not in self.state.cluster.node_of:
+            raise NotFoundError("node", node, "is not in the cluster", "see `suika nodes`")
 
         def change() -> dict[str, Any]:
             before = self.state.store.draining()
@@ -125,13 +129,13 @@ class Api:
 
     def jobs(self, all: bool = False) -> list[dict[str, Any]]:
         """Jobs in order of submission; those that have ended too with `all`."""
-        return [self._row(job) for job in self.state.store.jobs() if all or job.state not in ENDED]
+        return [self.row(job) for job in self.state.store.jobs() if all or job.state not in ENDED]
 
     def describe(self, job: str) -> dict[str, Any]:
         """All there is to know of a job: its file, its options, where it runs, its moves."""
         found = self._find(job)
         events = self.state.store.events(job_id=found.id)
-        return self._row(found) | {
+        return self.row(found) | {
             "spec": found.spec.model_dump(mode="json"),
             "options": [_option(option) for option in self.controller.pricing.curve(found.spec).options],
             "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
@@ -184,7 +188,7 @@ class Api:
     def events(self, after: int = 0, job: str | None = None, limit: int = 1000) -> list[dict[str, Any]]:
         """What happened, oldest first: the events after number `after`, at most `limit`."""
         job_id = self._find(job).id if job else None
-        return [event.to_dict() for event in self.state.store.events(after, job_id)[: max(limit, 0)]]
+        return [event.to_dict() for event in self.state.store.events(after, job_id, max(limit, 0))]
 
     # -- finding and showing ------------------------------------------------------------------------------------------
 
@@ -193,7 +197,7 @@ class Api:
         jobs = self.state.store.jobs()
         found = [job for job in jobs if name in (job.id, job.spec.name)]
         if not found:
-            raise SpecError("job", name, "there is no such job", "see `suika ps --all`")
+            raise NotFoundError("job", name, "there is no such job", "see `suika ps --all`")
         return max(found, key=lambda job: (job.state not in ENDED, job.submitted_s))
 
     def _active(self, name: str) -> Job:
@@ -201,7 +205,8 @@ class Api:
         require(job.state not in ENDED, "job", name, f"has ended ({job.state})")
         return job
 
-    def _row(self, job: Job) -> dict[str, Any]:
+    def row(self, job: Job) -> dict[str, Any]:
+        """A job as `jobs` lists it."""
         watch = self.state.watches.get(job.id, Watch())
         plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
         return {

@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from suika.control import tables
 from suika.control.migrate import migrate
 from suika.control.records import job_of, job_row, spec_text
-from suika.control.store import Event, MemoryStore, StaleWriteError
+from suika.control.store import Event, MemoryStore, News, StaleWriteError
 from suika.core.job import ENDED, Job
 
 PROGRESS_EVERY_S = 1.0
@@ -94,15 +93,24 @@ class DatabaseStore:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """One transaction of the present controller; raises `FencedError` for any other."""
-        with self._lock, self.engine.begin() as connection:
-            # On PostgreSQL the shared lock makes a take-over wait for this transaction, or this one see it.
-            term = connection.execute(select(tables.controller.c.term).with_for_update(read=True)).scalar_one()
-            if term != self.term:
-                self._on_fenced()
-                raise FencedError(f"term {term} has begun; this controller's was {self.term}")
-            self._flush_progress(connection)
-            yield connection
-        self._progress.clear()
+        with self._lock:
+            last_seq = self._last_seq
+            try:
+                with self.engine.begin() as connection:
+                    self._check_term(connection)
+                    self._flush_progress(connection)
+                    yield connection
+            except BaseException:
+                self._last_seq = last_seq  # nothing was written: no number is used up
+                raise
+            self._progress.clear()
+
+    def _check_term(self, connection: Connection) -> None:
+        # On PostgreSQL the shared lock makes a take-over wait for this transaction, or this one see it.
+        term = connection.execute(select(tables.controller.c.term).with_for_update(read=True)).scalar_one()
+        if term != self.term:
+            self._on_fenced()
+            raise FencedError(f"term {term} has begun; this controller's was {self.term}")
 
     def _flush_progress(self, connection: Connection) -> None:
         for job_id, (generation, steps_done) in self._progress.items():
@@ -112,12 +120,15 @@ class DatabaseStore:
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
-    def add(self, job: Job) -> None:
-        with self._writing() as connection:
-            connection.execute(insert(tables.jobs).values(**job_row(job), spec=spec_text(job.spec)))
+    def add(self, job: Job, news: News | None = None) -> None:
+        with self._lock:
+            with self._writing() as connection:
+                connection.execute(insert(tables.jobs).values(**job_row(job), spec=spec_text(job.spec)))
+                if news is not None:
+                    self._tell(connection, news, job.id)
             self._image.add(job)
 
-    def put(self, job: Job) -> None:
+    def put(self, job: Job, news: News | None = None) -> None:
         with self._lock:
             present = self._image.job(job.id)
             values = job_row(job) | {"steps_done": present.steps_done}
@@ -127,6 +138,8 @@ class DatabaseStore:
                 row = (tables.jobs.c.id == job.id) & (tables.jobs.c.version == job.version - 1)
                 if connection.execute(update(tables.jobs).where(row).values(**values)).rowcount != 1:
                     raise StaleWriteError(f"{job.id}: the version read ({job.version - 1}) is not the present one")
+                if news is not None:
+                    self._tell(connection, news, job.id)
             self._image.put(job)
 
     def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
@@ -163,16 +176,15 @@ class DatabaseStore:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event:
-        with self._lock:
-            seq, text = self._last_seq + 1, json.dumps(data, allow_nan=False)
-            try:
-                with self._writing() as connection:
-                    values = {"seq": seq, "at_s": at_s, "kind": kind, "job_id": job_id, "data": text}
-                    connection.execute(insert(tables.events).values(**values))
-            except IntegrityError as error:
-                raise StaleWriteError(f"event {seq} exists already") from error
-            self._last_seq = seq
-            return Event(seq, at_s, kind, job_id, data)
+        with self._writing() as connection:
+            return self._tell(connection, News(at_s, kind, data), job_id)
+
+    def _tell(self, connection: Connection, news: News, job_id: str | None) -> Event:
+        told = Event(self._last_seq + 1, news.at_s, news.kind, job_id, news.data)
+        values = told.to_dict() | {"data": json.dumps(told.data, allow_nan=False)}
+        connection.execute(insert(tables.events).values(**values))
+        self._last_seq = told.seq
+        return told
 
     def events(self, after: int = 0, job_id: str | None = None, limit: int | None = None) -> tuple[Event, ...]:
         columns = tables.events.c
@@ -189,10 +201,11 @@ class DatabaseStore:
         return self._image.draining()
 
     def set_draining(self, nodes: frozenset[str]) -> None:
-        with self._writing() as connection:
-            connection.execute(delete(tables.draining))
-            if nodes:
-                connection.execute(insert(tables.draining), [{"node": node} for node in sorted(nodes)])
+        with self._lock:
+            with self._writing() as connection:
+                connection.execute(delete(tables.draining))
+                if nodes:
+                    connection.execute(insert(tables.draining), [{"node": node} for node in sorted(nodes)])
             self._image.set_draining(nodes)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from suika.control.store import Event, Store
+from suika.control.store import Event, News, Store
 from suika.core.cluster import Cluster, Device
 from suika.core.decision import Decision, Reason
 from suika.core.job import ENDED, Job, JobState
@@ -78,10 +78,10 @@ class State:
         return self.store.append(self.clock(), kind, job_id, **data)
 
     def change(self, job: Job, state: JobState, reason: Reason, **changes: Any) -> Job:
-        """One edge of the transition table: the record first, then the event that tells of it."""
+        """One edge of the transition table: the record, and with it the event that tells of it."""
         after = job.to(state, reason, **changes)
-        self.store.put(after)
-        self.log(f"job-{state}", job.id, reason=reason.code, sentence=reason.sentence, generation=after.generation)
+        data = {"reason": reason.code, "sentence": reason.sentence, "generation": after.generation}
+        self.store.put(after, News(self.clock(), f"job-{state}", data))
         return after
 
     def hold(self, job_id: str, devices: Iterable[Device]) -> None:

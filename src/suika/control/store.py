@@ -28,6 +28,15 @@ class Event:
         return {"seq": self.seq, "at_s": self.at_s, "kind": self.kind, "job_id": self.job_id, "data": dict(self.data)}
 
 
+@dataclass(frozen=True)
+class News:
+    """An event that is still to be numbered: it is stored together with the record that it tells of, or not at all."""
+
+    at_s: float
+    kind: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
 class StaleWriteError(RuntimeError):
     """Somebody else changed the record first: the writer's view is out of date and its write did not happen."""
 
@@ -35,11 +44,11 @@ class StaleWriteError(RuntimeError):
 class Store(Protocol):
     """Safe to call from any thread."""
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, news: News | None = None) -> None:
         """A new job; its id must be new."""
         ...
 
-    def put(self, job: Job) -> None:
+    def put(self, job: Job, news: News | None = None) -> None:
         """Replace the record that `job` was made from (its version + 1); raises `StaleWriteError` otherwise.
 
         Leaves `steps_done` alone: a change of state never takes back a step that was done meanwhile."""
@@ -86,17 +95,23 @@ class MemoryStore:
         self._events: list[Event] = []
         self._draining: frozenset[str] = frozenset()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, news: News | None = None) -> None:
         with self._lock:
             assert job.id not in self._jobs, f"job {job.id} exists"
             self._jobs[job.id] = job
+            self._tell(news, job.id)
 
-    def put(self, job: Job) -> None:
+    def put(self, job: Job, news: News | None = None) -> None:
         with self._lock:
             present = self._jobs[job.id]
             if present.version + 1 != job.version:
                 raise StaleWriteError(f"{job.id}: version {present.version} was not the one read ({job.version - 1})")
             self._jobs[job.id] = replace(job, steps_done=present.steps_done)
+            self._tell(news, job.id)
+
+    def _tell(self, news: News | None, job_id: str | None) -> None:
+        if news is not None:
+            self._events.append(Event(len(self._events) + 1, news.at_s, news.kind, job_id, news.data))
 
     def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
         with self._lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from suika.core.cluster import Cluster
-from suika.core.errors import SpecError, require
+from suika.core.errors import ConflictError, SpecError, require
 from suika.core.job import DeviceRange, JobSpec, parse_job
 from suika.core.layout import Layout
 from suika.core.snapshot import ScalingCurve
@@ -24,7 +24,8 @@ def admit(data: Any, cluster: Cluster, curve_of: CurveOf, taken: Iterable[str] =
     `taken` are the names of jobs that have not ended: a name is how people call a job, so it is theirs alone.
     """
     spec = parse_job(data)
-    require(spec.name not in set(taken), "job.name", spec.name, "a job of this name is still active", "choose another")
+    if spec.name in set(taken):
+        raise ConflictError("job.name", spec.name, "a job of this name is still active", "choose another")
     check_data(spec)
     check_offered(spec)
     check_devices(spec, cluster)

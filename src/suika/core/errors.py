@@ -12,6 +12,14 @@ class SpecError(ValueError):
         super().__init__(f"{field}={shown}: {problem}" + (f". {fix}" if fix else ""))
 
 
+class NotFoundError(SpecError):
+    """What the user names does not exist (or not for them)."""
+
+
+class ConflictError(SpecError):
+    """In order by itself, but at odds with what is there already."""
+
+
 def require(condition: bool, field: str, value: object, problem: str, fix: str = "") -> None:
     """Raise `SpecError` unless `condition` holds."""
     if not condition:
