@@ -178,3 +178,8 @@ def curve_of_job(
         layout=spec.layout if isinstance(spec.layout, Layout) else None,
         calibrations=calibrations,
     )
+
+
+def slowed(curve: ScalingCurve, factor: float) -> ScalingCurve:
+    """`curve` with every step time multiplied: what a job shows where it runs, carried over to all its options."""
+    return _versioned(tuple(replace(option, step_s=option.step_s * factor) for option in curve.options))
