@@ -26,6 +26,7 @@ from suika.core.plan import Plan
 from suika.reshard.cells import groups_of
 from suika.reshard.state import JobShape
 
+BENDS = (0.0, 0.3, 3.0)  # how much a large inbound is worth avoiding; 0: the plain least sum
 SLACK = 1.01  # how much more than the least may move for a better worst device
 TIE = 1e-6  # weight of walk order among equals, as a share of all bytes
 
@@ -129,18 +130,21 @@ class _TwoLevel:
 
     def solve(self) -> np.ndarray:
         """Device index of each rank."""
-        best: tuple[int, int] | None = None
-        found = None
-        for bend in (0.0, 0.1, 1.0, 10.0):
+        found = self._place(self._bent(BENDS[0]))
+        least, worst = self._total_and_worst(found)
+        no_better = int(self.inbound.min(axis=0).max())  # some rank needs as much wherever it runs
+        for bend in BENDS[1:]:
+            if worst <= SLACK * no_better:
+                break
             devices = self._place(self._bent(bend))
-            taken = self.inbound[devices, np.arange(len(devices))]
-            total, worst = int(taken.sum()), int(taken.max())
-            if best is None:
-                least = total
-            if best is None or (total <= SLACK * least and worst < best[1]):
-                best, found = (total, worst), devices
-        assert found is not None
+            total, its_worst = self._total_and_worst(devices)
+            if total <= SLACK * least and its_worst < worst:
+                found, worst = devices, its_worst
         return found
+
+    def _total_and_worst(self, devices: np.ndarray) -> tuple[int, int]:
+        taken = self.inbound[devices, np.arange(len(devices))]
+        return int(taken.sum()), int(taken.max())
 
     def _bent(self, bend: float) -> np.ndarray:
         """Costs that grow faster than bytes: sums stay nearly least while the worst device is spared."""
@@ -149,44 +153,46 @@ class _TwoLevel:
         return cost + bend * cost * cost / top if bend and top else cost
 
     def _place(self, cost: np.ndarray) -> np.ndarray:
+        """Device of each rank: groups onto slots of the pools by their least cost there, then ranks inside each."""
         pools = self._pools()
         num_groups, tp = self.groups.shape
         slots = [pool for pool, members in enumerate(pools) for _ in range(len(members) // tp)]
-        slots = slots[: max(num_groups, len(slots))]
-        alone = cost[:, self.groups].max(axis=0).sum(axis=1)  # a group where nothing of it is
-        table = np.repeat(alone[:, None], max(len(slots), num_groups), axis=1)  # slots beyond the pools span them
-        for pool, members in enumerate(pools):
-            columns = [s for s, of in enumerate(slots) if of == pool]
-            if columns:
-                table[:, columns] = self._group_costs(cost[members], alone)[:, None]
-        table += _walk_order(table)
+        spare = max(num_groups - len(slots), 0)  # groups that must span pools: nothing of them is sure to stay
+        spanning = np.repeat(cost[:, self.groups].max(axis=0).sum(axis=1)[:, None], spare, axis=1)
+        table = np.hstack([self._group_costs(cost, pools)[:, slots], spanning])
+        held: dict[int, list[int]] = {}
+        for group, slot in zip(*linear_sum_assignment(table + _walk_order(table)), strict=True):
+            held.setdefault(slots[slot] if slot < len(slots) else -1, []).append(int(group))
         placed = np.full(self.groups.size, -1)
-        where: dict[int, list[int]] = {}
-        for group, slot in zip(*linear_sum_assignment(table), strict=True):
-            where.setdefault(slots[slot] if slot < len(slots) else -1, []).append(int(group))
-        spanning = where.pop(-1, [])
-        for pool, held in where.items():
-            self._inside(placed, cost, np.array(pools[pool]), self.groups[held].reshape(-1))
-        if spanning:
-            rest = np.setdiff1d(np.arange(len(self.walk)), placed[placed >= 0])
-            self._inside(placed, cost, rest, self.groups[spanning].reshape(-1))
+        for pool, groups in sorted(held.items(), reverse=True):  # the spanning ones (-1) take what is left
+            free = np.array(pools[pool]) if pool >= 0 else np.setdiff1d(np.arange(len(self.walk)), placed)
+            ranks = self.groups[groups].reshape(-1)
+            part = cost[np.ix_(free, ranks)]
+            rows, columns = linear_sum_assignment(part + _walk_order(part))
+            placed[ranks[columns]] = free[rows]
         return placed
 
-    def _inside(self, placed: np.ndarray, cost: np.ndarray, devices: np.ndarray, ranks: np.ndarray) -> None:
-        part = cost[np.ix_(devices, ranks)]
-        rows, columns = linear_sum_assignment(part + _walk_order(part))
-        placed[ranks[columns]] = devices[rows]
+    def _group_costs(self, cost: np.ndarray, pools: list[list[int]]) -> np.ndarray:
+        """[group, pool] -> least cost of the group by itself on the pool's devices.
 
-    def _group_costs(self, cost: np.ndarray, alone: np.ndarray) -> np.ndarray:
-        """Least cost of each group by itself on these devices."""
-        costs = alone.copy()
-        per_group = cost[:, self.groups]  # [device, group, tp rank]
-        something_stays = (per_group < per_group.max(axis=0, keepdims=True)).any(axis=(0, 2))
-        full = per_group.max(axis=0).sum(axis=1)
-        costs[~something_stays] = full[~something_stays]
-        for group in np.flatnonzero(something_stays):
-            part = per_group[:, group]
-            costs[group] = part[linear_sum_assignment(part)].sum()
+        Where each rank's best device is another one, that is the sum of the best; only the rest needs an assignment.
+        """
+        num_groups, tp = self.groups.shape
+        costs = np.zeros((num_groups, len(pools)))
+        by_size: dict[int, list[int]] = {}
+        for pool, members in enumerate(pools):
+            by_size.setdefault(len(members), []).append(pool)
+        for size, alike in by_size.items():
+            if size < tp:
+                continue
+            block = cost[np.array([pools[pool] for pool in alike])][:, :, self.groups]  # pool, device, group, tp rank
+            best = block.min(axis=1)
+            costs[:, alike] = best.sum(axis=2).T
+            choice = np.sort(block.argmin(axis=1), axis=2)
+            contested = (choice[:, :, 1:] == choice[:, :, :-1]).any(axis=2) & (best < block.max(axis=1)).any(axis=2)
+            for pool, group in np.argwhere(contested):
+                part = block[pool, :, group]
+                costs[group, alike[pool]] = part[linear_sum_assignment(part)].sum()
         return costs
 
     def _pools(self) -> list[list[int]]:

@@ -64,6 +64,7 @@ class Group:
     old: tuple[int, ...]
     new: tuple[int, ...]
     num_bytes: int
+    weight_bytes: int  # of num_bytes
     blocks: tuple[Block, ...]
 
     @cached_property
@@ -86,17 +87,18 @@ def groups_of(
     A pure function of the layouts: which device runs which rank comes later.
     """
     sides = (Cuts(shape, old.resolve(shape.model), old_order), Cuts(shape, new.resolve(shape.model), new_order))
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, Block]]] = defaultdict(list)
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int, Block]]] = defaultdict(list)
     for unit in _units(shape, *sides):
         for (stage_old, stage_new), layers in unit.runs.items():
             times = max(1, len(layers))
-            for old_set, new_set, rows, num_bytes in unit.pairs:
+            for old_set, new_set, rows, num_bytes, weight_bytes in unit.pairs:
                 key = unit.old.ranks(old_set, stage_old), unit.new.ranks(new_set, stage_new)
-                found[key].append((num_bytes * times, Block(unit, rows, layers)))
-    return tuple(
-        Group(old_ranks, new_ranks, sum(size for size, _ in parts), tuple(block for _, block in parts))
-        for (old_ranks, new_ranks), parts in sorted(found.items())
-    )
+                found[key].append((num_bytes * times, weight_bytes * times, Block(unit, rows, layers)))
+    groups = []
+    for (old_ranks, new_ranks), parts in sorted(found.items(), key=lambda item: item[0]):
+        sizes, weights, blocks = zip(*parts, strict=True)
+        groups.append(Group(old_ranks, new_ranks, sum(sizes), sum(weights), blocks))
+    return tuple(groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,18 +114,19 @@ class _Unit:
     widths: tuple[tuple[tuple[str, int], ...], ...]  # by kind group: (kind, bytes per element)
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int, np.ndarray, int]]:
-        """(old holder set, new holder set, rows of the table, bytes per layer)."""
+    def pairs(self) -> list[tuple[int, int, np.ndarray, int, int]]:
+        """(old holder set, new holder set, rows of the table, bytes per layer, weights' bytes per layer)."""
         table = self.table
         width = np.array([sum(w for _, w in kinds) for kinds in self.widths])
         num_bytes = np.prod(table.box[:, 1::2] - table.box[:, ::2], axis=1) * width[table.kind]
         code = table.old.astype(np.int64) * (int(table.new.max(initial=0)) + 1) + table.new
         order = np.argsort(code, kind="stable")
         starts = np.flatnonzero(np.diff(code[order], prepend=-1))
-        sums = np.add.reduceat(num_bytes[order], starts).tolist() if len(starts) else []
+        weight_bytes = np.where(table.kind == WEIGHT, num_bytes, 0)
+        sums, weights = (np.add.reduceat(sizes[order], starts).tolist() for sizes in (num_bytes, weight_bytes))
         rows = np.split(order, starts[1:])
         old, new = table.old[order[starts]].tolist(), table.new[order[starts]].tolist()
-        return list(zip(old, new, rows, sums, strict=False))
+        return list(zip(old, new, rows, sums, weights, strict=True))
 
     def expand(self, rows: np.ndarray, layers: tuple[int, ...]) -> Iterator[Cell]:
         for layer in layers or (None,):

@@ -86,6 +86,11 @@ def execute(
     return mover.new.buffers, report
 
 
+def reshard(plan: MovePlan, tensors: Mapping[str, torch.Tensor], transport: Transport) -> dict[str, torch.Tensor]:
+    """`execute` as the participant that `transport` is; returns the new shards."""
+    return execute(plan, plan.participants[transport.rank], tensors, transport)[0]
+
+
 class _Mover:
     def __init__(self, plan: MovePlan, me: int, old: Mapping[str, torch.Tensor], transport: Transport) -> None:
         self.plan, self.me, self.transport = plan, me, transport

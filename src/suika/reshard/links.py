@@ -9,13 +9,14 @@ from functools import cached_property
 from suika.core.cluster import Cluster, Device, Link
 
 # Per device and direction, where neither the cluster nor the caller says better: NVLink of an A100 generation inside a
-# node, one 200 Gb/s adapter per device beyond it. Orders of magnitude matter here, not digits.
-DEFAULT_LINKS = {
+# node, one 200 Gb/s adapter per device beyond it; for CPU devices gloo over loopback. Orders of magnitude matter here.
+GPU_LINKS = {
     "domain": Link(200e9, 5e-6),
     "node": Link(50e9, 8e-6),
     "rack": Link(23e9, 15e-6),
     "pod": Link(23e9, 25e-6),
 }
+CPU_LINKS = dict.fromkeys(GPU_LINKS, Link(1.5e9, 100e-6))
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Links:
 
     @cached_property
     def _links(self) -> dict[str, Link]:
-        return {**DEFAULT_LINKS, **self.cluster.links, **self.overrides}
+        cpu = all(node.device_type == "cpu" for node in self.cluster.nodes)
+        return {**(CPU_LINKS if cpu else GPU_LINKS), **self.cluster.links, **self.overrides}
 
     @cached_property
     def _between_nodes(self) -> dict[tuple[str, str], float]:

@@ -1,0 +1,148 @@
+"""What a move will cost, before anyone decides on it: bytes, pause, release and memory.
+
+    pause = switch + (bytes of the most loaded link / its bandwidth) / efficiency + hashed bytes / hash rate
+    release = prepare + pause
+
+The bytes are exact (they come from the routes that the move itself would take); rates are a `Pace`. With
+`weights_first` only weights move inside the pause and the rest streams behind the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from suika.core.cluster import Cluster, Device
+from suika.core.layout import Layout
+from suika.core.plan import Placement, Plan
+from suika.core.snapshot import JobView, Move
+from suika.reshard.cells import groups_of
+from suika.reshard.links import Links
+from suika.reshard.moveplan import CHUNK_BYTES
+from suika.reshard.routes import Demand, LinkLoad, route
+from suika.reshard.state import JobShape
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Rates of a platform. `efficiency`: share of a link's bandwidth that bulk transfers reach."""
+
+    switch_s: float  # cut, new groups, first step of the new generation beyond a usual one
+    prepare_s: float  # joiners, groups, skeletons: training goes on meanwhile
+    efficiency: float
+    hash_bytes_per_s: float  # per device, source and destination
+    weights_first: bool
+    launch_s: float  # a stopped job's processes come up
+    snapshot_bytes_per_s: float  # per device, from storage
+
+
+# CPU: measured over gloo on one machine (docs/numbers/reshard.md). GPU: published communicator times and memory rates.
+CPU = Pace(0.1, 0.3, 0.8, 2.5e9, weights_first=False, launch_s=3.0, snapshot_bytes_per_s=0.3e9)
+GPU = Pace(0.5, 10.0, 0.8, 1e12, weights_first=True, launch_s=30.0, snapshot_bytes_per_s=1e9)
+
+
+def pace_of(cluster: Cluster) -> Pace:
+    return CPU if all(node.device_type == "cpu" for node in cluster.nodes) else GPU
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Exact bytes and predicted times of one move. `link_s`: the most loaded link, at full bandwidth, all bytes."""
+
+    moved_bytes: int
+    network_bytes: int
+    resident_bytes: int
+    worst_rank_bytes: int  # largest inbound of a device
+    link_s: float
+    pause_s: float
+    release_s: float
+
+    @property
+    def move(self) -> Move:
+        return Move(self.pause_s, self.release_s, self.moved_bytes)
+
+
+def predict(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: Pace | None = None) -> Move:
+    """The cost of moving a job from `old` to `new`; cached."""
+    return predict_move(shape, old, new, cluster, pace or pace_of(cluster)).move
+
+
+@lru_cache(maxsize=65536)
+def predict_move(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: Pace) -> Prediction:
+    """`predict` with everything that is known; a pure function, cached by all its arguments."""
+    devices = tuple(dict.fromkeys((*old.devices, *new.devices)))
+    index = {device: i for i, device in enumerate(devices)}
+    links = Links(cluster, devices)
+    at_old, at_new = [index[d] for d in old.devices], [index[d] for d in new.devices]
+    everything: list[Demand] = []
+    weights: list[Demand] = []
+    held = [0] * len(devices)
+    received = [0] * len(devices)
+    network_bytes = resident_bytes = 0
+    for group in groups_of(shape, old.layout, new.layout, old.order, new.order):
+        holders, needers = tuple(at_old[r] for r in group.old), tuple(at_new[r] for r in group.new)
+        everything.append(Demand(holders, needers, group.num_bytes))
+        if group.weight_bytes:
+            weights.append(Demand(holders, needers, group.weight_bytes))
+        for holder in holders:
+            held[holder] += group.num_bytes
+        holding = set(holders)
+        for needer in needers:
+            if needer in holding:
+                resident_bytes += group.num_bytes
+            else:
+                received[needer] += group.num_bytes
+        lacking = {links.node[n] for n in needers if n not in holding} - {links.node[h] for h in holders}
+        network_bytes += group.num_bytes * len(lacking)
+    load = _load(everything, links)
+    paused = _load(weights, links) if pace.weights_first else load
+    hashed = max(a + b for a, b in zip(held, received, strict=True))
+    pause_s = pace.switch_s + paused.worst_s / pace.efficiency + hashed / pace.hash_bytes_per_s
+    return Prediction(
+        moved_bytes=sum(received),
+        network_bytes=network_bytes,
+        resident_bytes=resident_bytes,
+        worst_rank_bytes=max(received),
+        link_s=load.worst_s,
+        pause_s=pause_s,
+        release_s=pace.prepare_s + max(pause_s, pace.switch_s + load.worst_s / pace.efficiency),
+    )
+
+
+def _load(demands: list[Demand], links: Links) -> LinkLoad:
+    return route(demands, links, CHUNK_BYTES)[1]
+
+
+@dataclass(frozen=True)
+class MovePredictor:
+    """Answers `Snapshot.move_cost` for jobs whose shapes are known."""
+
+    shapes: Mapping[str, JobShape]  # by job id
+    cluster: Cluster
+    pace: Pace
+
+    def __call__(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> Move:
+        """The move of `job` to `layout` on `devices` (rank order). A stopped job is launched from its snapshot."""
+        shape = self.shapes[job.id]
+        new = Plan(layout.resolve(shape.model), Placement(devices))
+        if job.devices and job.layout is not None:
+            old = Plan(job.layout.resolve(shape.model), Placement(job.devices))
+            return predict(shape, old, new, self.cluster, self.pace)
+        load_s = 0.0
+        if job.has_state:
+            load_s = state_bytes(shape) / len(devices) / self.pace.snapshot_bytes_per_s
+        return Move(self.pace.launch_s + load_s, 0.0, 0)
+
+    def typical(self, job: JobView) -> float:
+        """Half of a job's state crosses the network into as many devices as it has (or needs)."""
+        links = Links(self.cluster, ())
+        share = state_bytes(self.shapes[job.id]) / 2 / max(len(job.devices), job.min_devices, 1)
+        return self.pace.switch_s + share / (links.bytes_per_s["pod"] * self.pace.efficiency)
+
+
+@lru_cache(maxsize=4096)
+def state_bytes(shape: JobShape) -> int:
+    """Bytes of one copy of the whole state."""
+    one = Layout().resolve(shape.model)
+    return sum(group.num_bytes for group in groups_of(shape, one, one))
