@@ -82,7 +82,8 @@ class JobView:
     layout: Layout | None = None  # of the running generation
     devices: tuple[Device, ...] = ()  # rank order; while moving: of the new generation
     observed_step_s: float | None = None  # live measurement in the present layout
-    moving_until_s: float | None = None  # a move is in flight until then: leave the job alone
+    moving_until_s: float | None = None  # a move is in flight until then: leave the job alone, unless it is
+    interruptible: bool = False  # a stop and restart, which may as well begin again elsewhere, at its full cost
     attained_device_s: float = 0.0  # devices x time held so far
     last_change_s: float | None = None
     num_moves: int = 0
@@ -95,6 +96,10 @@ class JobView:
     @property
     def running(self) -> bool:
         return bool(self.devices)
+
+    def locked_at(self, now_s: float) -> bool:
+        """Whether a move is in flight that must end before anything else is decided about the job."""
+        return self.moving_until_s is not None and self.moving_until_s > now_s and not self.interruptible
 
     @property
     def step_s(self) -> float | None:

@@ -120,9 +120,8 @@ class Board:
     @cached_property
     def locked(self) -> np.ndarray:
         """[J] mask: a move is in flight, the job must be left alone."""
-        now = self.snapshot.now_s
-        moving = (job.moving_until_s for job in self.jobs)
-        return np.fromiter((m is not None and m > now for m in moving), dtype=bool, count=len(self.jobs))
+        now_s = self.snapshot.now_s
+        return np.fromiter((job.locked_at(now_s) for job in self.jobs), dtype=bool, count=len(self.jobs))
 
     @cached_property
     def evicted(self) -> np.ndarray:

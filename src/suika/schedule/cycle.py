@@ -116,8 +116,8 @@ def _problem(
         return Reason(ReasonCode.UNSATISFIABLE, f"there is no job {decision.job_id}")
     if job.id in accepted:
         return Reason(ReasonCode.QUEUED, "decided twice in one cycle")
-    if job.moving_until_s is not None and job.moving_until_s > snapshot.now_s:
-        return Reason(ReasonCode.MOVE_IN_FLIGHT, f"a move is in flight until {job.moving_until_s:.1f} s")
+    if job.locked_at(snapshot.now_s):
+        return Reason(ReasonCode.MOVE_IN_FLIGHT, f"a move is in flight until {job.moving_until_s} s")
     if (decision.action is Action.START) == job.running:
         return Reason(ReasonCode.QUEUED, f"cannot {decision.action} a job that is {job.state}")
     if decision.layout is None:

@@ -39,11 +39,16 @@ def realise(
     `pinned` [J]: running jobs that keep their devices whatever happens (jobs with a move in flight always do). Running
     jobs that are neither pinned nor a target give up their devices. `rigid`: the target size or nothing.
     """
+    return stand(board, targets, pinned, rigid=rigid).decisions()
+
+
+def stand(board: Board, targets: Iterable[Target], pinned: np.ndarray | None = None, *, rigid: bool = False) -> Floor:
+    """The floor once all targets are placed that can be; see `realise`."""
     floor = Floor(board, list(targets), pinned)
     waiting = [target for target in floor.targets if not floor.place(target, rigid=rigid)]
     for target in waiting:
         floor.place_at_all(target, rigid=rigid)
-    return floor.decisions()
+    return floor
 
 
 def option_on(board: Board, job: JobView, devices: Sequence[Device]) -> tuple[Layout, tuple[Device, ...]] | None:
@@ -179,6 +184,16 @@ class Floor:
 
     # -- what it comes to ----------------------------------------------------------------------------------------
 
+    def moved(self) -> dict[int, Option]:
+        """Options of the jobs that get something else than they have, by job number."""
+        return {
+            number: option for number, (option, taken) in self.given.items() if not self._same(number, option, taken)
+        }
+
+    def _same(self, number: int, option: Option, positions: list[int]) -> bool:
+        had, layout = self.board.positions[number], self.board.jobs[number].layout
+        return layout is not None and set(positions) == set(had.tolist()) and same_cut(layout, option.layout)
+
     def decisions(self) -> list[Decision]:
         made = [self._stop(int(number)) for number in np.flatnonzero(self.stopped)]
         for target in self.targets:
@@ -201,10 +216,10 @@ class Floor:
 
     def _give(self, number: int, option: Option, positions: list[int]) -> Decision | None:
         board = self.board
-        job, had = board.jobs[number], board.positions[number]
-        same_devices = set(positions) == set(had.tolist())
-        if same_devices and job.layout is not None and same_cut(job.layout, option.layout):
+        job = board.jobs[number]
+        if self._same(number, option, positions):
             return None
+        same_devices = set(positions) == set(board.positions[number].tolist())
         ranks = map_ranks(option.layout, positions, board.fabric)
         devices = tuple(board.fabric.devices[p] for p in ranks)
         reason = _reason(job, option, same_devices=same_devices, evicted=bool(board.evicted[number]))

@@ -61,6 +61,7 @@ class World:
     failures: tuple[Failure, ...] = ()
     snapshot_every_s: float = 1800.0  # what a failure can cost a job, at most
     quotas: Mapping[str, int] = field(default_factory=dict)
+    interruptible: bool = False  # whether a job whose move is in flight may be sent elsewhere, at the full cost again
 
 
 @dataclass
@@ -174,22 +175,7 @@ class Engine:
     def _arrived(self, number: int) -> bool:
         record = self.outcome.records[number]
         job = record.job
-        view = JobView(
-            job.id,
-            JobState.QUEUED,
-            job.submit_s,
-            0.0,
-            0.0,
-            self.world.predictor.curve(job),
-            job.min_devices,
-            job.max_devices,
-            job.tenant,
-            job.priority,
-            job.weight,
-            deadline_s=job.deadline_s,
-            requested_devices=job.requested_devices,
-            fixed_layout=job.fixed_layout,
-        )
+        view = job.first_view(self.world.predictor.curve(job))
         self.live[number] = live = _Live(number, job, record, view, touched_s=self.now_s)
         self._refresh(live)
         return True
@@ -373,6 +359,7 @@ class Engine:
             devices=tuple(self.fabric.devices[p] for p in live.positions.tolist()),
             observed_step_s=1.0 / live.rate if live.rate and not moving else None,
             moving_until_s=live.moving_until_s if moving else None,
+            interruptible=moving and self.world.interruptible,
             attained_device_s=live.record.device_s,
             last_change_s=live.last_change_s,
             num_moves=live.record.num_moves,

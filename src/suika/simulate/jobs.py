@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from suika.core.job import JobState
 from suika.core.layout import Layout
-from suika.core.snapshot import Option, ScalingCurve
+from suika.core.snapshot import JobView, Option, ScalingCurve
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,25 @@ class SimJob:
     weight: float = 1.0
     deadline_s: float | None = None
     fixed_layout: Layout | None = None
+
+    def first_view(self, curve: ScalingCurve) -> JobView:
+        """The job as policies see it when it arrives, with the curve that they are told."""
+        return JobView(
+            self.id,
+            JobState.QUEUED,
+            self.submit_s,
+            remaining_steps=self.num_steps,
+            done_steps=0.0,
+            curve=curve,
+            min_devices=self.min_devices,
+            max_devices=self.max_devices,
+            tenant=self.tenant,
+            priority=self.priority,
+            weight=self.weight,
+            deadline_s=self.deadline_s,
+            requested_devices=self.requested_devices,
+            fixed_layout=self.fixed_layout,
+        )
 
     @property
     def true_step_s(self) -> Mapping[tuple[tuple[int, ...], Layout], float]:

@@ -13,7 +13,8 @@ from suika.core.snapshot import JobView, Move
 class FlatMoves:
     """Each start, resume or change pauses its job for `pause_s`, on its new devices.
 
-    Devices that a job gives up are free at once (`release_s` = 0): the pause is charged where the job goes to.
+    Devices that a job gives up are free at once (`release_s` = 0): the pause is charged where the job goes to. A flat
+    cost stands for a stop and restart, so worlds with it let a job be stopped again while it comes up, to pay again.
     """
 
     pause_s: float

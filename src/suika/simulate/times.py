@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from suika.core.cluster import Cluster
 from suika.core.errors import SpecError
 from suika.core.layout import Layout
+from suika.core.model import ModelSpec
 from suika.core.snapshot import Option, ScalingCurve
+from suika.plan.curves import scaling_curve
 from suika.simulate.trace import lines
 
 # Plans that the table names in words: data parallel over all devices, and what each rank keeps or recomputes.
@@ -74,3 +77,30 @@ def _layout(plan: str, num_devices: int) -> Layout | None:
         return Layout(tp=tp, pp=pp, dp=dp) if tp * pp * dp == num_devices else None
     named = _NAMED.get(plan)
     return Layout(dp=num_devices, **named) if named is not None else None  # type: ignore[arg-type]
+
+
+# What stands in for the models of traces that name none, where no measured table is given: (model, sequences per step).
+PRESETS: tuple[tuple[ModelSpec, int, int], ...] = (
+    (ModelSpec("gpt2-350m", "gpt", 24, 1024, 4096, 16, 50257, tied=True), 256, 1024),
+    (ModelSpec("gpt2-1.5b", "gpt", 48, 1600, 6400, 25, 50257, tied=True), 256, 1024),
+    (ModelSpec("llama-3b", "llama", 26, 3200, 8640, 32, 32000), 256, 2048),
+    (ModelSpec("llama-7b", "llama", 32, 4096, 11008, 32, 32000), 256, 2048),
+    (ModelSpec("llama-13b", "llama", 40, 5120, 13824, 40, 32000), 256, 2048),
+    (ModelSpec("llama-30b", "llama", 60, 6656, 17920, 52, 32000), 256, 2048),
+    (ModelSpec("llama-70b", "llama", 80, 8192, 28672, 64, 32000, kv_heads=8), 256, 4096),
+)
+
+
+def estimated(cluster: Cluster) -> Models:
+    """Curves of the presets on `cluster`, by the estimator, at powers of two of devices (and whole nodes up to 4)."""
+    node = max(n.num_devices for n in cluster.nodes)
+    counts = sorted(
+        {2**i for i in range(20) if 2**i <= cluster.num_devices}
+        | {node * k for k in range(1, 5) if node * k <= cluster.num_devices}
+    )
+    curves = {}
+    for model, global_batch, sequence_length in PRESETS:
+        curve = scaling_curve(model, cluster, global_batch=global_batch, sequence_length=sequence_length, counts=counts)
+        if curve.options:
+            curves[model.name] = curve
+    return Models(curves, "the estimator's presets")

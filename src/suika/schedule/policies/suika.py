@@ -17,14 +17,15 @@ from suika.schedule.board import board_of
 from suika.schedule.books import Books
 from suika.schedule.drain import drain
 from suika.schedule.expand import Prices, Share, expand
-from suika.schedule.realise import KEEP, Target, realise
+from suika.schedule.realise import KEEP, Floor, Target, realise, stand
 
 
 @dataclass(frozen=True)
 class Policy:
     """`tax`, `kappa`: the price of a device (see expand). `spread`: weight of the last completion in a plan's value.
     `margin`: part of its value by which a plan must beat staying put. `longest`: single jobs tried in the balance step.
-    `drains`: most plans valued in one decision. `completions`: how far a drain goes before the fluid rest."""
+    `finalists`: plans of the balance step that are stood on the topology and valued again as they turn out there.
+    `completions`: how far a drain goes before the fluid rest."""
 
     name: str = "suika"
     tax: float = 2.0
@@ -32,7 +33,7 @@ class Policy:
     spread: float = 1.0
     margin: float = 0.0
     longest: int = 6
-    drains: int = 60
+    finalists: int = 4
     completions: int = 16
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
@@ -40,13 +41,11 @@ class Policy:
         books = Books(board)
         if not len(books) or not board.num_usable:
             return realise(board, [], pinned=board.running)
-        search = _Search(self, books)
-        plan, pinned = search.best()
-        return realise(board, _targets(books, plan), pinned=pinned)
+        return _Search(self, books).best().decisions()
 
 
 class _Search:
-    """One decision's search: a plan is a row of `Share`, made from a row of pins."""
+    """One decision's search. A plan is a row of `Share`, made from a row of pins (jobs that keep what they have)."""
 
     def __init__(self, policy: Policy, books: Books) -> None:
         self.policy, self.books = policy, books
@@ -56,85 +55,95 @@ class _Search:
         # May not be touched (a move in flight), may not be kept (must leave its devices).
         self.locked = books.board.locked[books.number] & self.runs
         self.leaves = books.board.evicted[books.number] & ~self.locked
-        self.budget = policy.drains
 
-    def best(self) -> tuple[Share, np.ndarray]:
-        """The best plan seen, as one row, and the mask of board jobs that it keeps where they are."""
-        stay, none = self.runs & ~self.leaves, self.locked
-        pins, plans, values = self._try(np.stack([stay, none]))
+    def best(self) -> Floor:
+        """The best plan seen, stood on the topology."""
+        pins = np.stack([self.runs & ~self.leaves, self.locked])
+        plans = self._expand(pins)
+        if not plans.changed[1].any():
+            return self._stand(pins[1], plans, 1)
+        values, floors = self._settle(pins, plans, np.arange(2))
         # What leaves things as they are is beaten only by the margin.
-        handicap = 1.0 - self.policy.margin
-        winner = 0 if values[0] * handicap <= values[1] else 1
-        best = pins[winner], _row(plans, winner)
-        to_beat = values[0] * handicap if winner == 0 else values[1]
-        variants = self._releases(plans) if winner == 0 else self._pinnings(plans)
-        if len(variants):
-            pins, plans, values = self._try(variants)
-            winner = int(values.argmin())
-            if values[winner] < to_beat:
-                best = pins[winner], _row(plans, winner)
-        pinned = np.zeros(len(self.books.board.jobs), dtype=bool)
-        pinned[self.books.number[best[0]]] = True
-        return best[1], pinned
+        values[0] *= 1.0 - self.policy.margin
+        winner = int(values[1] < values[0])
+        variants = self._releases(pins[0]) if winner == 0 else self._pinnings(pins[1], plans)
+        if not len(variants):
+            return floors[winner]
+        more = self._expand(variants)
+        finalists = np.argsort(self._value(more), kind="stable")[: self.policy.finalists]
+        more_values, more_floors = self._settle(variants, more, finalists)
+        challenger = int(more_values.argmin())
+        return more_floors[challenger] if more_values[challenger] < values[winner] else floors[winner]
 
-    def _try(self, pins: np.ndarray) -> tuple[np.ndarray, Share, np.ndarray]:
-        books, rows = self.books, len(pins)
-        self.budget -= rows
-        shape = (rows, len(books))
+    def _expand(self, pins: np.ndarray) -> Share:
+        """A plan for each row of pins [B, J]."""
+        books, shape = self.books, pins.shape
         had = Share(np.broadcast_to(books.held, shape), np.broadcast_to(books.rate, shape), np.zeros(shape, dtype=bool))
         remaining, alive = np.broadcast_to(books.remaining, shape), np.ones(shape, dtype=bool)
-        plans = expand(books, self.pool, self.prices, remaining, had, alive, pins)
+        return expand(books, self.pool, self.prices, remaining, had, alive, pins)
+
+    def _value(self, plans: Share) -> np.ndarray:
         policy = self.policy
-        values = drain(books, self.pool, self.prices, plans, completions=policy.completions, spread=policy.spread)
-        return pins, plans, values
+        return drain(self.books, self.pool, self.prices, plans, completions=policy.completions, spread=policy.spread)
+
+    def _settle(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> tuple[np.ndarray, list[Floor]]:
+        """Values and floors of some plans, as they turn out on the topology."""
+        floors = [self._stand(pins[row], plans, row) for row in rows.tolist()]
+        return self._value(_stack([self._outcome(floor) for floor in floors])), floors
+
+    def _stand(self, pins: np.ndarray, plans: Share, row: int) -> Floor:
+        """Place one plan's jobs in the order in which they chose."""
+        books = self.books
+        pinned = np.zeros(len(books.board.jobs), dtype=bool)
+        pinned[books.number[pins]] = True
+        key = books.remaining / books.reference_rate + np.where(self.runs, 0.0, books.pause_s)
+        order = np.lexsort((books.number, key / books.weight, books.tier))
+        devices, changed = plans.devices[row], plans.changed[row]
+        wanted = order[(devices[order] > 0) & ~pins[order]]
+        targets = [Target(int(books.number[j]), int(devices[j]) if changed[j] else KEEP) for j in wanted]
+        return stand(books.board, targets, pinned)
+
+    def _outcome(self, floor: Floor) -> Share:
+        """The share that a floor comes to [J]."""
+        books = self.books
+        keeps = floor.placed[books.number] & self.runs
+        devices, rate = np.where(keeps, books.held, 0), np.where(keeps, books.rate, 0.0)
+        changed = self.runs & ~keeps
+        for number, option in floor.moved().items():
+            j = int(np.searchsorted(books.number, number))
+            devices[j], rate[j], changed[j] = option.num_devices, option.steps_per_s, True
+        return Share(devices, rate, changed)
 
     def _longest(self, mask: np.ndarray) -> np.ndarray:
-        """Numbers of the jobs in `mask`, most remaining time first, at most `longest`."""
+        """Numbers of the jobs in `mask`, most remaining time first."""
         numbers = np.flatnonzero(mask)
         left_s = self.books.remaining[numbers] / np.maximum(self.books.rate[numbers], 1e-30)
-        return numbers[np.argsort(-left_s, kind="stable")][: max(self.policy.longest, 8)]
+        return numbers[np.argsort(-left_s, kind="stable")]
 
-    def _pinnings(self, plans: Share) -> np.ndarray:
-        """EXPAND won: pin each of the longest jobs that it changes, and all that it changes but lets run."""
+    def _pinnings(self, pins: np.ndarray, plans: Share) -> np.ndarray:
+        """From EXPAND: pin each of the longest jobs that it changes, and all that it changes but lets run."""
         moved = plans.changed[1] & self.runs & ~self.leaves
-        rows = [self.locked | _one(len(self.books), n) for n in self._longest(moved)[: self.policy.longest]]
-        lets_run = moved & (plans.devices[1] > 0)
-        if lets_run.sum() > 1:
-            rows.append(self.locked | lets_run)
-        return np.array(rows, dtype=bool).reshape(len(rows), len(self.books))
+        groups: list[np.ndarray] = [np.array([job]) for job in self._longest(moved)[: self.policy.longest]]
+        lets_run = np.flatnonzero(moved & (plans.devices[1] > 0))
+        if len(lets_run) > 1:
+            groups.append(lets_run)
+        return _with(pins, groups, True)
 
-    def _releases(self, plans: Share) -> np.ndarray:
-        """STAY won: release each of the longest running jobs, and the longest 2, 4 and 8 together."""
-        stay = self.runs & ~self.leaves
-        if not plans.changed[1].any():
-            return np.zeros((0, len(self.books)), dtype=bool)
-        longest = self._longest(stay & ~self.locked)
-        groups = [longest[i : i + 1] for i in range(min(len(longest), self.policy.longest))]
+    def _releases(self, pins: np.ndarray) -> np.ndarray:
+        """From STAY: release each of the longest pinned jobs, and the longest 2, 4 and 8 together."""
+        longest = self._longest(pins & ~self.locked)
+        groups: list[np.ndarray] = [np.array([job]) for job in longest[: self.policy.longest]]
         groups += [longest[:num] for num in (2, 4, 8) if num <= len(longest)]
-        rows = []
-        for group in groups:
-            row = stay.copy()
-            row[group] = False
-            rows.append(row)
-        return np.array(rows, dtype=bool).reshape(len(rows), len(self.books))
+        return _with(pins, groups, False)
 
 
-def _one(num: int, index: int) -> np.ndarray:
-    mask = np.zeros(num, dtype=bool)
-    mask[index] = True
-    return mask
+def _with(pins: np.ndarray, groups: list[np.ndarray], value: bool) -> np.ndarray:
+    """Copies of `pins`, one per group, with the group's jobs set to `value`."""
+    rows = np.tile(pins, (len(groups), 1))
+    for row, group in zip(rows, groups, strict=True):
+        row[group] = value
+    return rows
 
 
-def _row(plans: Share, row: int) -> Share:
-    return Share(plans.devices[row], plans.rate[row], plans.changed[row])
-
-
-def _targets(books: Books, plan: Share) -> list[Target]:
-    """What the plan gives, in the order in which jobs chose."""
-    key = books.remaining / books.reference_rate + np.where(books.held > 0, 0.0, books.pause_s)
-    order = np.lexsort((books.number, key / books.weight, books.tier))
-    return [
-        Target(int(books.number[j]), int(plan.devices[j]) if plan.changed[j] else KEEP)
-        for j in order
-        if plan.devices[j] > 0
-    ]
+def _stack(rows: list[Share]) -> Share:
+    return Share(*(np.stack([getattr(row, name) for row in rows]) for name in ("devices", "rate", "changed")))
