@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -67,6 +68,7 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
 
 def _rank(rank: int, path: str, body: Callable[[int, dist.Store], Any], pipe: Connection) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # the parent's objects are not this process's garbage: collections stay short
     try:
         message = (True, body(rank, dist.FileStore(path, -1)))
     except BaseException:

@@ -48,7 +48,7 @@ class Trainer:
     """One rank: its stage of the model, its gradients, optimizer slices and data. A `runtime.program.Program`."""
 
     def __init__(self, spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> None:
-        self.spec, self.layout = spec, plan.layout.resolve(spec.model)
+        self.spec, self.layout, self.groups = spec, plan.layout.resolve(spec.model), groups
         self.place = Mesh(self.layout, plan.order).coordinate(rank)
         self.tp, self.pp, self.dp = Axis.of("tp", groups.tp), Axis.of("pp", groups.pp), Axis.of("dp", groups.dp)
         self.ends = Axis.of("ends", groups.ends if spec.model.tied else None)  # only a tied embedding has two homes
