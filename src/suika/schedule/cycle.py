@@ -1,6 +1,6 @@
 """The scheduling cycle: one loop for both worlds. A policy decides; here its decisions are checked and put in order.
 
-1. decide    the policy answers for the snapshot
+1. decide    users' words first, then the policy for all the rest
 2. check     each decision against the rules that no policy may break
 3. depend    who waits for whose devices; circular swaps are broken by a shrink, else rejected
 4. order     predecessors first
@@ -21,6 +21,7 @@ from suika.core.snapshot import Snapshot
 from suika.schedule.board import Board, board_of
 from suika.schedule.realise import option_on
 from suika.schedule.waiting import same_cut, why_waits
+from suika.schedule.wishes import honour
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class CycleResult:
 def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
     """Ask `policy` what to do at `snapshot`, and return what may be done, in order."""
     board = board_of(snapshot)
-    wanted = [d for d in policy.decide(snapshot) if d.action is not Action.WAIT]
+    wishes, planned = honour(snapshot)
+    wanted = wishes + [d for d in policy.decide(planned) if d.action is not Action.WAIT]
     accepted, rejected = _check(board, wanted)
     accepted = _within_quota(snapshot, accepted, rejected)
     accepted, after = _depend(board, accepted, rejected)
