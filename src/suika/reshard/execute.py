@@ -1,6 +1,6 @@
 """`execute`: one participant's part of a move. Old buffers are only read; what comes back is proven, or an error rises.
 
-agree (plan digest, buffers) -> hash at the source, replicas compared -> copy what stays -> messages in round order ->
+hash at the source -> agree (plan digest, buffers, equal replicas) -> copy what stays -> messages in round order ->
 hash at the destination -> unanimous verdict. Whatever goes wrong, the old buffers are as they were.
 """
 
@@ -23,6 +23,7 @@ from suika.reshard.moveplan import MovePlan
 from suika.reshard.transports.base import Transport, Work
 
 WINDOW = 8  # messages in flight per participant
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # element width -> bit patterns to compare
 
 
 class MoveError(RuntimeError):
@@ -71,10 +72,10 @@ def execute(
     """
     mover = _Mover(plan, plan.index(me), old_buffers, transport)
     report = mover.report
-    with report.phase("agree"):
-        mover.agree()
     with report.phase("hash"):
-        mover.hash_sources()
+        mine = mover.hash_sources()
+    with report.phase("agree"):
+        mover.agree(mine)
     with report.phase("allocate"):
         mover.bind(allocate(plan, mover.me, old_buffers) if new_buffers is None else new_buffers)
     with report.phase("copy"):
@@ -98,33 +99,44 @@ class _Mover:
         self.new = Side({}, plan.new.regions(me))
         self.kept = plan.kept(me)
         self.report = MoveReport()
+        self.problem = ""
         self.source_hashes: dict[int, np.ndarray] = {}  # group -> hash of each cell, as its holders have it
 
-    def agree(self) -> None:
-        """Same plan, buffers as the plan says, group as large as the plan: or nobody starts."""
-        problem = check_buffers(self.old.buffers, self.plan.old.specs(self.me))
-        if (self.transport.rank, self.transport.size) != (self.me, len(self.plan.participants)):
-            problem = (
-                f"transport is rank {self.transport.rank} of {self.transport.size}, "
-                f"the plan has participant {self.me} of {len(self.plan.participants)}"
-            )
-        mine = {"digest": self.plan.digest, "problem": problem}
-        everyone = [json.loads(said) for said in self.transport.all_gather(json.dumps(mine).encode())]
-        for device, said in zip(self.plan.participants, everyone, strict=False):
+    def hash_sources(self) -> dict[int, np.ndarray]:
+        """Group -> hashes of its cells, of all groups that others hold too or will receive from here."""
+        self.problem = self._unfit()
+        if self.problem:
+            return {}
+        return {
+            group: self._hashes(self.old, group)
+            for group, demand in enumerate(self.plan.demands)
+            if self.me in demand.holders and (len(demand.holders) > 1 or set(demand.needers) - {self.me})
+        }
+
+    def agree(self, mine: dict[int, np.ndarray]) -> None:
+        """Same plan, buffers as the plan says, replicas equal (those nobody will use, too): or nobody starts."""
+        head = json.dumps({"digest": self.plan.digest, "problem": self.problem}).encode()
+        everyone = [said.partition(b"\n") for said in self.transport.all_gather(head + b"\n" + _pack_hashes(mine))]
+        heads = [json.loads(head) for head, _, _ in everyone]
+        for device, said in zip(self.plan.participants, heads, strict=False):
             if said["problem"]:
                 raise MoveError(f"{device}: {said['problem']}")
-        plans = {said["digest"] for said in everyone}
+        plans = {said["digest"] for said in heads}
         if len(plans) > 1:
             raise MoveError(f"participants hold different move plans: {sorted(plans)}")
+        self._compare_replicas([_unpack_hashes(packed) for _, _, packed in everyone])
 
-    def hash_sources(self) -> None:
-        """Hash all cells but the sole, rebound ones; compare all replicas, also those that nobody will use."""
-        mine = {}
-        for group, demand in enumerate(self.plan.demands):
-            relied_on = len(demand.holders) > 1 or set(demand.needers) - {self.me}
-            if self.me in demand.holders and (relied_on or not self._stays(group)):
-                mine[group] = self._hashes(self.old, group)
-        everyone = [_unpack_hashes(packed) for packed in self.transport.all_gather(_pack_hashes(mine))]
+    def _unfit(self) -> str:
+        """What keeps this participant from taking part, or nothing."""
+        size = len(self.plan.participants)
+        if (self.transport.rank, self.transport.size) != (self.me, size):
+            return (
+                f"transport is rank {self.transport.rank} of {self.transport.size}, "
+                f"the plan has participant {self.me} of {size}"
+            )
+        return check_buffers(self.old.buffers, self.plan.old.specs(self.me))
+
+    def _compare_replicas(self, everyone: list[dict[int, np.ndarray]]) -> None:
         for group, demand in enumerate(self.plan.demands):
             first = demand.holders[0]
             if group not in everyone[first]:
@@ -147,13 +159,18 @@ class _Mover:
         self.report.allocated_bytes = sum(sizes.values()) - self.report.kept_bytes
 
     def copy_residents(self) -> None:
-        """Cells that stay on this device but not in the same buffer; verified like any other."""
+        """Cells that stay on this device but not in the same buffer, each compared with its source."""
         for group, demand in enumerate(self.plan.demands):
-            if self.me in demand.needers and self.me in demand.holders:
-                for cell in self.plan.groups[group].cells:
-                    if self.new.buffer_of(cell) not in self.kept:
-                        self.new.view(cell).copy_(self.old.view(cell))
-                        self.report.local_copy_bytes += cell.num_bytes
+            if self.me not in demand.needers or self.me not in demand.holders:
+                continue
+            for cell in self.plan.groups[group].cells:
+                if self.new.buffer_of(cell) in self.kept:
+                    continue
+                source, target = self.old.view(cell), self.new.view(cell)
+                target.copy_(source)
+                self.report.local_copy_bytes += cell.num_bytes
+                if not torch.equal(target.view(_BITS[cell.item_bytes]), source.view(_BITS[cell.item_bytes])):
+                    self.problem = f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
 
     def transfer(self) -> None:
         """Post own messages in round order, a window of them at a time, and finish them in the same order."""
@@ -194,24 +211,16 @@ class _Mover:
 
     def verify(self) -> None:
         """Hash what arrived, in the live buffers, against the source; then all must agree that all is well."""
-        problem = ""
         for group, demand in enumerate(self.plan.demands):
-            if problem or self.me not in demand.needers or self._stays(group):
+            if self.problem or self.me not in demand.needers or self.me in demand.holders:
                 continue
             differing = np.flatnonzero(self._hashes(self.new, group) != self.source_hashes[group])
             if len(differing):
                 key, box, _ = self.plan.groups[group].cells[int(differing[0])]
-                problem = f"{key.kind} of {key.tensor}{box} arrived changed on {self.plan.new.name(self.me)}"
-        for verdict in self.transport.all_gather(problem.encode()):
+                self.problem = f"{key.kind} of {key.tensor}{box} arrived changed on {self.plan.new.name(self.me)}"
+        for verdict in self.transport.all_gather(self.problem.encode()):
             if verdict:
                 raise VerificationError(verdict.decode())
-
-    def _stays(self, group: int) -> bool:
-        """Whether everything of the group is rebound on this participant: nothing is written, nothing can go wrong."""
-        demand = self.plan.demands[group]
-        if self.me not in demand.holders or self.me not in demand.needers:
-            return False
-        return all(self.new.buffer_of(cell) in self.kept for cell in self.plan.groups[group].cells)
 
     def _hashes(self, side: Side, group: int) -> np.ndarray:
         self.report.hashed_bytes += self.plan.groups[group].num_bytes

@@ -42,7 +42,7 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class BoxHoldings:
-    """Explicit boxes. A participant's buffer is named as its tensor; where it has several boxes, `name#0`, `name#1`.."""
+    """Explicit boxes. A participant's buffer is named as its tensor; with several boxes `name#0`, `name#1`, ..."""
 
     tensors: Mapping[str, TensorSpec]
     shards: Sequence[Mapping[str, tuple[Box, ...]]]

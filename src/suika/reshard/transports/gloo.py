@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from suika.reshard.transports.base import TransportError, Work
 
+_BRIEF = 4096  # bytes of a gathered payload that go with its length in the first collective
+
 
 @dataclass(frozen=True)
 class _GlooWork:
@@ -49,13 +51,13 @@ class Gloo:
         return self._post(self.group.recv, peer, tag, buffer, f"receive from participant {peer}")
 
     def all_gather(self, payload: bytes) -> list[bytes]:
-        lengths = self._gather(torch.tensor([len(payload)], dtype=torch.int64))
-        longest = max(int(length) for length in lengths)
-        if not longest:
-            return [b""] * self.size
-        padded = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
-        everyone = self._gather(padded)
-        return [row.numpy().tobytes()[: int(n)] for row, n in zip(everyone, lengths, strict=True)]
+        """One collective when everybody is brief, two otherwise."""
+        whole = len(payload).to_bytes(8, "little") + payload
+        heads = self._gather(whole[:_BRIEF])
+        lengths = [8 + int.from_bytes(head[:8], "little") for head in heads]
+        longest = max(lengths)
+        tails = self._gather(whole[_BRIEF:], longest - _BRIEF) if longest > _BRIEF else [b""] * self.size
+        return [(head + tail)[8:length] for head, tail, length in zip(heads, tails, lengths, strict=True)]
 
     def _post(self, operation: Any, peer: int, tag: int, buffer: torch.Tensor, what: str) -> Work:
         try:
@@ -63,10 +65,11 @@ class Gloo:
         except RuntimeError as error:
             raise TransportError(f"{what}: {error}") from error
 
-    def _gather(self, row: torch.Tensor) -> list[torch.Tensor]:
+    def _gather(self, payload: bytes, size: int = _BRIEF) -> list[bytes]:
+        row = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
         rows = [torch.empty_like(row) for _ in range(self.size)]
         try:
             self.group.allgather([rows], [row]).wait()
         except RuntimeError as error:
             raise TransportError(f"all-gather: {error}") from error
-        return rows
+        return [row.numpy().tobytes() for row in rows]

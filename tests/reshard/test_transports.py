@@ -1,0 +1,122 @@
+"""The one conformance suite: what every transport must do, run against each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from processes import run_forked
+from suika.reshard.transports.base import Transport, TransportError
+from suika.reshard.transports.inprocess import Hub
+
+Body = Callable[[int, Transport], Any]
+Runner = Callable[[int, Body], list[Any]]
+
+
+def run_threads(size: int, body: Body) -> list[Any]:
+    hub, results, errors = Hub(size, timeout_s=10), [None] * size, []
+
+    def one(rank: int, transport: Transport) -> None:
+        try:
+            results[rank] = body(rank, transport)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(hub.transports())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "a participant hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.fixture(params=["in-process", "gloo"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Runner:
+    if request.param == "in-process":
+        return run_threads
+    return lambda size, body: run_forked(size, tmp_path, body)
+
+
+def pattern(size: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rank_and_size(run: Runner) -> None:
+    assert run(3, lambda _, transport: (transport.rank, transport.size)) == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 3_000_001])
+def test_both_may_send_first(run: Runner, num_bytes: int) -> None:
+    """A swap in which each posts its send before its receive does not deadlock and keeps every byte."""
+
+    def body(rank: int, transport: Transport) -> bool:
+        peer, arrived = 1 - rank, torch.zeros(num_bytes, dtype=torch.uint8)
+        sending = transport.send(peer, 7, pattern(num_bytes, rank))
+        transport.recv(peer, 7, arrived).wait()
+        sending.wait()
+        return torch.equal(arrived, pattern(num_bytes, peer))
+
+    assert run(2, body) == [True, True]
+
+
+def test_messages_of_a_pair_match_by_tag_then_order(run: Runner) -> None:
+    def body(rank: int, transport: Transport) -> bool:
+        if rank == 0:
+            works = [transport.send(1, tag, pattern(100, seed)) for tag, seed in ((5, 1), (6, 2), (5, 3))]
+            for work in works:
+                work.wait()
+            return True
+        arrived = [torch.zeros(100, dtype=torch.uint8) for _ in range(3)]
+        works = [transport.recv(0, tag, buffer) for tag, buffer in zip((6, 5, 5), arrived, strict=True)]
+        for work in works:
+            work.wait()
+        return all(torch.equal(got, pattern(100, seed)) for got, seed in zip(arrived, (2, 1, 3), strict=True))
+
+    assert run(2, body) == [True, True]
+
+
+def test_a_slice_of_a_live_buffer_is_filled_in_place(run: Runner) -> None:
+    def body(rank: int, transport: Transport) -> bool:
+        live = torch.full((64,), torch.nan)
+        if rank == 0:
+            transport.send(1, 0, torch.arange(16.0).view(torch.uint8)).wait()
+            return True
+        transport.recv(0, 0, live[8:24].view(torch.uint8)).wait()
+        return torch.equal(live[8:24], torch.arange(16.0)) and int(live.isnan().sum()) == 48
+
+    assert run(2, body) == [True, True]
+
+
+def test_gathering_keeps_lengths_and_order(run: Runner) -> None:
+    def body(rank: int, transport: Transport) -> list[list[bytes]]:
+        return [transport.all_gather(bytes([rank]) * n) for n in (0, rank, 5000 * rank)]
+
+    expected = [[bytes([r]) * n for r in range(3)] for n in (0,)]
+    expected += [[bytes([r]) * r for r in range(3)], [bytes([r]) * (5000 * r) for r in range(3)]]
+    assert run(3, body) == [expected] * 3
+
+
+def test_a_dead_peer_raises_at_once(run: Runner) -> None:
+    """Participant 0 goes away without a word (in-process: the link is cut); the other is not left hanging."""
+
+    def body(rank: int, transport: Transport) -> float:
+        transport.all_gather(b"")
+        if rank == 0:
+            if hasattr(transport, "hub"):
+                threading.Timer(0.2, transport.hub.break_link).start()
+            return 0.0  # a forked process exits here, which closes its sockets
+        start = time.perf_counter()
+        with pytest.raises(TransportError):
+            transport.recv(0, 0, torch.zeros(8, dtype=torch.uint8)).wait()
+        return time.perf_counter() - start
+
+    assert run(2, body)[1] < 5
