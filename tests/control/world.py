@@ -35,7 +35,7 @@ class FixedPricing:
     def step_s(self, spec: JobSpec, plan: Plan) -> float:
         return 1.0 / plan.layout.num_ranks
 
-    def move_cost(self, specs: Mapping[str, JobSpec], launch_s: float) -> HalfASecond:
+    def move_cost(self, specs: Mapping[str, JobSpec]) -> HalfASecond:
         return HalfASecond()
 
 

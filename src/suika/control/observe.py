@@ -37,7 +37,9 @@ class Observer:
         watch.busy_until_s, watch.launch_s = 0.0, report.launch_s
         started_s = job.started_s if job.started_s is not None else state.clock()
         state.change(job, JobState.RUNNING, job.reason, started_s=started_s)
-        state.log("launched", job.id, launch_s=report.launch_s, resumed_step=report.resumed_step)
+        assert job.plan is not None
+        plan, step = job.plan.to_dict(), report.resumed_step
+        state.log("launched", job.id, generation=job.generation, plan=plan, launch_s=report.launch_s, resumed_step=step)
         state.changed = True
 
     @see.register

@@ -6,22 +6,16 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from suika.core.cluster import Cluster, Device
+from suika.core.cluster import Cluster
 from suika.core.job import JobSpec
-from suika.core.layout import Layout
-from suika.core.plan import Placement, Plan
-from suika.core.snapshot import JobView, Move, MoveCost, ScalingCurve
-from suika.core.tensors import num_parameters
-from suika.estimate.predict import Calibrated, estimate_step
-from suika.estimate.step import OP_CLASSES
-from suika.plan.curves import curve_of_job
-from suika.reshard.links import Links
-from suika.reshard.predict import predict
-from suika.reshard.state import ITEM_BYTES, JobShape, optimizer_kinds, weight_dtype
+from suika.core.plan import Plan
+from suika.core.snapshot import MoveCost, ScalingCurve
+from suika.estimate.predict import estimate_step
+from suika.plan.curves import curve_of_job, slowed
+from suika.reshard.state import JobShape
+from suika.simulate.moves import PredictedMoves
 
 STEP_OF_CORRECTION = 1.15  # corrections are rounded to powers of this: a curve changes only when it means something
-FIXED_PAUSE_S = 0.2  # of any move: cut, checks, switch; measured on CPU (docs/numbers/demo.md)
-MEASURED_SIGMA = 0.05  # of log(time) left after one layout was measured
 
 
 def rounded(slowdown: float) -> float:
@@ -44,14 +38,11 @@ class EstimatedPricing:
         """The estimator's step time in seconds, nothing corrected."""
         return self._step_s(spec, plan)
 
-    def move_cost(self, specs: Mapping[str, JobSpec], launch_s: float) -> MoveCost:
-        return PredictedMoves(self.cluster, specs, launch_s)
+    def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:
+        return PredictedMoves({job_id: JobShape.of(spec) for job_id, spec in specs.items()}, self.cluster)
 
     def _make_curve(self, spec: JobSpec, slowdown: float) -> ScalingCurve:
-        types = {node.device_type for node in self.cluster.nodes}
-        correction = Calibrated(dict.fromkeys(OP_CLASSES, math.log(slowdown)), MEASURED_SIGMA)
-        calibrations = None if slowdown == 1.0 else dict.fromkeys(types, correction)
-        return curve_of_job(spec, self.cluster, calibrations)
+        return slowed(curve_of_job(spec, self.cluster), slowdown)
 
     def _make_step_s(self, spec: JobSpec, plan: Plan) -> float:
         per_node: dict[str, int] = {}
@@ -67,38 +58,3 @@ class EstimatedPricing:
             cluster=self.cluster,
             devices_per_node=max(per_node.values()),
         ).step_s
-
-
-class PredictedMoves:
-    """`MoveCost` from the resharder's plan of each move. Memory and time of a plan are shared by equal questions."""
-
-    def __init__(self, cluster: Cluster, specs: Mapping[str, JobSpec], launch_s: float) -> None:
-        self.cluster = cluster
-        self.specs = specs
-        self.launch_s = launch_s
-
-    def __call__(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> Move:
-        if job.layout is None:
-            return Move(self.launch_s, 0.0)
-        shape = JobShape.of(self.specs[job.id])
-        old = Plan(job.layout.resolve(shape.model), Placement(job.devices))
-        return _predicted(shape, old, Plan(layout.resolve(shape.model), Placement(devices)), self.cluster)
-
-    def typical(self, job: JobView) -> float:
-        """A start, or the whole state over the links between nodes, shared by the job's devices."""
-        if job.layout is None:
-            return self.launch_s
-        shape = JobShape.of(self.specs[job.id])
-        link = Links(self.cluster, job.devices).bytes_per_s["rack"]
-        return state_bytes(shape) / len(job.devices) / link + FIXED_PAUSE_S
-
-
-def state_bytes(shape: JobShape) -> int:
-    """Weights and optimizer state of one replica."""
-    kinds = [weight_dtype(shape.precision), *optimizer_kinds(shape.precision).values()]
-    return num_parameters(shape.model, shape.sequence_length) * sum(ITEM_BYTES[kind] for kind in kinds)
-
-
-@lru_cache(maxsize=4096)
-def _predicted(shape: JobShape, old: Plan, new: Plan, cluster: Cluster) -> Move:
-    return predict(shape, old, new, cluster)

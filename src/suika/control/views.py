@@ -27,8 +27,8 @@ class Pricing(Protocol):
         """Estimated step time, nothing corrected."""
         ...
 
-    def move_cost(self, specs: Mapping[str, JobSpec], launch_s: float) -> MoveCost:
-        """`specs` by job id: a cost depends on the job's model and batch. `launch_s`: of a start."""
+    def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:
+        """`specs` by job id: a cost depends on the job's model and batch."""
         ...
 
 
@@ -42,9 +42,10 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
         now_s=now,
         cluster=state.cluster,
         jobs=tuple(_view(state, pricing, job, going.get(job.id), now) for job in active),
-        move_cost=pricing.move_cost({job.id: job.spec for job in active}, _typical_launch_s(state)),
+        move_cost=pricing.move_cost({job.id: job.spec for job in active}),
         down=frozenset(state.down),
         draining=state.store.draining(),
+        quotas=state.quotas,
         promised={device: max(until, now + SOON_S) for device, until in state.releasing.items()},
     )
 
@@ -60,10 +61,6 @@ def _measure(state: State, pricing: Pricing, active: Iterable[Job]) -> None:
 def usual_slowdown(state: State) -> float:
     """For a job that was never measured: what the others show of this cluster."""
     return statistics.median([w.slowdown for w in state.watches.values() if w.slowdown is not None] or [1.0])
-
-
-def _typical_launch_s(state: State) -> float:
-    return statistics.median([watch.launch_s for watch in state.watches.values()] or [2.0])
 
 
 def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:

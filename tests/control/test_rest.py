@@ -1,0 +1,301 @@
+"""REST: every role at every route, tenants apart, idempotency, pages, sizes, events as they happen."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from world import World
+
+from suika.control.accounts import Accounts
+from suika.control.auth import Role
+from suika.control.boundary import MAX_BODY_BYTES
+from suika.control.database import open_engine
+from suika.control.migrate import migrate
+from suika.control.netdoor import NetDoor
+from suika.control.rest import make_app
+from suika.core.job import JobState
+from suika.runtime.events import Outcome
+
+PEOPLE = {
+    "ada": (Role.ADMIN, None),
+    "olga": (Role.OPERATOR, None),
+    "ann": (Role.USER, "research"),
+    "bob": (Role.USER, "product"),
+    "rita": (Role.READ, "research"),
+    "n0": (Role.NODE, None),
+}
+
+
+@pytest.fixture
+def rest(world: World, tmp_path: Path) -> Iterator[SimpleNamespace]:
+    engine = open_engine(f"sqlite:///{tmp_path}/accounts.db")
+    migrate(engine)
+    accounts = Accounts(engine)
+    tokens = {}
+    for name, (role, tenant) in PEOPLE.items():
+        accounts.add(name, role, tenant)
+        tokens[name] = accounts.issue(name)
+    app = make_app(world.api, accounts)
+    door = NetDoor(app, "127.0.0.1", 0)
+    with httpx.Client(base_url=door.url, timeout=30) as client:
+
+        def ask(who: str, method: str, path: str, **rest: Any) -> httpx.Response:
+            headers = {"authorization": f"Bearer {tokens[who]}"} | rest.pop("headers", {})
+            return client.request(method, path, headers=headers, **rest)
+
+        yield SimpleNamespace(
+            world=world, ask=ask, client=client, tokens=tokens, accounts=accounts, app=app, url=door.url
+        )
+    door.close()
+    engine.dispose()
+
+
+# (method, path, body) -> who may; "own" routes are asked about a job of tenant research.
+VIEWERS = {"ada", "olga", "ann", "rita"}
+MATRIX: list[tuple[str, str, Any, set[str]]] = [
+    ("GET", "/v1/jobs", None, VIEWERS | {"bob"}),
+    ("POST", "/v1/jobs?dry_run=true", "job", {"ada", "olga", "ann", "bob"}),
+    ("GET", "/v1/jobs/mine", None, VIEWERS),
+    ("GET", "/v1/jobs/mine/explanation", None, VIEWERS),
+    ("POST", "/v1/jobs/mine/resize", {"devices": "1:4"}, {"ada", "olga", "ann"}),
+    ("POST", "/v1/jobs/mine/cancel", None, {"ada", "olga", "ann"}),
+    ("GET", "/v1/nodes", None, VIEWERS | {"bob"}),
+    ("POST", "/v1/nodes/n0/drain", {}, {"ada", "olga"}),
+    ("GET", "/v1/events", None, VIEWERS | {"bob"}),
+    ("GET", "/v1/events/stream?job=mine", None, VIEWERS),
+    ("GET", "/metrics", None, {"ada", "olga"}),
+    ("GET", "/v1/accounts", None, {"ada"}),
+    ("POST", "/v1/accounts", {"name": "new", "role": "read", "tenant": "research"}, {"ada"}),
+    ("DELETE", "/v1/accounts/rita", None, {"ada"}),
+    ("POST", "/v1/accounts/bob/tokens", {}, {"ada"}),
+    ("DELETE", "/v1/accounts/bob/tokens", None, {"ada"}),
+    ("GET", "/v1/quotas", None, VIEWERS | {"bob"}),
+    ("PUT", "/v1/quotas/research", {"devices": 4}, {"ada"}),
+]
+
+
+def test_the_matrix_names_every_route(rest: SimpleNamespace) -> None:
+    said = {
+        (method, re.sub(r"/(mine|n0|rita|bob|research)", "/{}", path.split("?")[0])) for method, path, _, _ in MATRIX
+    }
+    spec = rest.client.get("/v1/openapi.json").json()
+    there = {(m.upper(), re.sub(r"\{.*?\}", "{}", path)) for path, ms in spec["paths"].items() for m in ms}
+    assert there - {("GET", "/healthz")} == said
+
+
+@pytest.mark.parametrize(("method", "path", "body", "may"), MATRIX, ids=lambda v: v if isinstance(v, str) else "")
+def test_who_may_do_what(rest: SimpleNamespace, method: str, path: str, body: Any, may: set[str]) -> None:
+    rest.world.submit("mine", tenant="research")
+    # The refused first: they must leave everything as it was for the others.
+    for who in sorted(PEOPLE, key=lambda name: name in may):
+        before = (rest.world.store.jobs(), len(rest.world.store.events()), rest.accounts.all(), rest.accounts.quotas())
+        sent = rest.world.file("other") if body == "job" else body
+        if "stream" in path and who in may:
+            with rest.client.stream(method, path, headers={"authorization": f"Bearer {rest.tokens[who]}"}) as stream:
+                assert stream.status_code == 200
+            continue
+        if "/accounts/bob" in path and who == "bob":
+            continue
+        status = rest.ask(who, method, path, json=sent).status_code
+        if who in may:
+            assert status < 300 or (status, who) in {(404, "olga"), (422, "olga")}, (who, status)
+        else:
+            assert status in (403, 404), (who, status)
+            after = (
+                rest.world.store.jobs(),
+                len(rest.world.store.events()),
+                rest.accounts.all(),
+                rest.accounts.quotas(),
+            )
+            assert after == before, who
+    assert rest.client.request(method, path, json=body if body != "job" else {}).status_code == 401
+    wrong = {"authorization": "Bearer suika_" + "x" * 43}
+    assert rest.client.request(method, path, json=body if body != "job" else {}, headers=wrong).status_code == 401
+
+
+def test_a_tenant_sees_only_its_own(rest: SimpleNamespace) -> None:
+    world = rest.world
+    world.start("secret", "n0/0", tenant="product")
+    world.submit("open", tenant="research")
+    world.turn()
+    assert [job["name"] for job in rest.ask("ann", "GET", "/v1/jobs").json()["jobs"]] == ["open"]
+    assert rest.ask("ann", "GET", "/v1/jobs/secret").status_code == 404
+    assert rest.ask("ann", "GET", f"/v1/jobs/{world.job('secret').id}").status_code == 404
+    for path in ("/v1/jobs", "/v1/nodes", "/v1/events"):
+        assert "secret" not in rest.ask("ann", "GET", path).text
+        assert "secret" in rest.ask("bob", "GET", path).text
+    devices = rest.ask("ann", "GET", "/v1/nodes").json()["nodes"][0]["devices"]
+    assert devices[0] == {"device": "n0/0", "state": "used", "jobs": ["(another tenant's)"]}
+    refused = rest.ask("ann", "POST", "/v1/jobs", json=world.file("x", tenant="product"))
+    assert (refused.status_code, refused.json()["error"]["field"]) == (403, "job.tenant")
+    made = rest.ask("ann", "POST", "/v1/jobs", json=world.file("x"))
+    assert (made.status_code, made.json()["tenant"]) == (201, "research")
+
+
+def test_a_retry_is_the_same_job_and_another_body_a_conflict(rest: SimpleNamespace) -> None:
+    body, key = rest.world.file("a"), {"Idempotency-Key": "k1"}
+    ids = {rest.ask("ann", "POST", "/v1/jobs", json=body, headers=key).json()["id"] for _ in range(4)}
+    assert len(ids) == 1
+    other = rest.ask("ann", "POST", "/v1/jobs", json=rest.world.file("a", steps=7), headers=key)
+    assert (other.status_code, other.json()["error"]["field"]) == (409, "request_id")
+    # A key is its account's own: bob's k1 is another request.
+    assert rest.ask("bob", "POST", "/v1/jobs", json=rest.world.file("b"), headers=key).status_code == 201
+    same_name = rest.ask("ann", "POST", "/v1/jobs", json=body)
+    assert (same_name.status_code, same_name.json()["error"]["field"]) == (409, "job.name")
+    assert len(rest.world.store.jobs()) == 2
+
+
+def test_the_same_request_from_many_clients_at_once_makes_one_job(rest: SimpleNamespace) -> None:
+    answers: list[httpx.Response] = []
+
+    def send() -> None:
+        answers.append(rest.ask("ann", "POST", "/v1/jobs", json=rest.world.file("a"), headers={"Idempotency-Key": "k"}))
+
+    rest.world.controller.start()
+    threads = [threading.Thread(target=send) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [answer.status_code for answer in answers] == [201] * 12
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len(rest.world.store.jobs()) == 1
+
+
+def test_mistakes_name_the_field_and_the_fix(rest: SimpleNamespace) -> None:
+    def problem(**changes: Any) -> dict[str, Any]:
+        answer = rest.ask("ann", "POST", "/v1/jobs", json=rest.world.file("a") | changes)
+        assert answer.status_code == 422
+        return answer.json()["error"]
+
+    assert "9 of 8 devices" in problem(devices={"min": 9, "max": 9})["problem"]
+    assert problem(devices={"min": 3, "max": 2})["field"] == "job.devices"
+    assert problem(name="x" * 64)["field"] == "job.name"
+    assert problem(layout={"tp": 16, "dp": 1})["field"] == "layout.tp"
+    assert problem(data="/nowhere")["field"] == "job.data"
+    assert problem(nonsense=1)["fix"].startswith("known: ")
+    assert rest.world.store.jobs() == ()
+
+
+def test_pages(rest: SimpleNamespace) -> None:
+    world = rest.world
+    for number in range(7):
+        world.now += number % 2  # some are submitted at the same instant
+        world.submit(f"j{number}", tenant="research")
+    world.submit("secret", tenant="product")
+    world.api.cancel("j3")
+    seen, after = [], None
+    while True:
+        query = {"limit": 2} | ({"after": after} if after else {})
+        page = rest.ask("rita", "GET", "/v1/jobs", params=query).json()
+        seen += [job["name"] for job in page["jobs"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert sorted(seen) == ["j0", "j1", "j2", "j4", "j5", "j6"]
+    assert [j["name"] for j in rest.ask("rita", "GET", "/v1/jobs?state=cancelled").json()["jobs"]] == ["j3"]
+    assert len(rest.ask("rita", "GET", "/v1/jobs?all=true").json()["jobs"]) == 7
+    assert rest.ask("rita", "GET", "/v1/jobs?limit=0").status_code == 422
+
+
+def test_bodies_that_are_too_long_or_no_json(rest: SimpleNamespace) -> None:
+    long = b'{"name": "' + b"x" * MAX_BODY_BYTES + b'"}'
+    assert rest.ask("ann", "POST", "/v1/jobs", content=long).status_code == 413
+    chunks = (b" " * 65536 for _ in range(40))  # without a content-length
+    assert rest.ask("ann", "POST", "/v1/jobs", content=chunks).status_code == 413
+    for body in (b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": 1e400}', b'{"name": "\\ud800"}'):
+        answer = rest.ask("ann", "POST", "/v1/jobs", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 422), (body[:20], answer.text)
+        assert "problem" in answer.json()["error"]
+
+
+def test_data_outside_the_permitted_folders_is_refused(world: World, tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/accounts.db")
+    migrate(engine)
+    accounts = Accounts(engine)
+    accounts.add("ann", Role.USER, "research")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "text").write_text("some text to train on\n" * 50)
+    (inside / "link").symlink_to("/etc/hostname")
+    door = NetDoor(make_app(world.api, accounts, [inside]), "127.0.0.1", 0)
+    headers = {"authorization": f"Bearer {accounts.issue('ann')}"}
+
+    def field(path: str) -> str | None:
+        body = world.file("a", data=path, devices={"min": 1, "max": 4})
+        answer = httpx.post(f"{door.url}/v1/jobs?dry_run=1", json=body, headers=headers)
+        return answer.json().get("error", {}).get("field")
+
+    assert field(str(inside / "text")) is None
+    for path in ("/etc/hostname", f"{inside}/../inside2", f"{inside}/link", f"{inside}/../../../etc/hostname"):
+        assert field(path) == "job.data"
+    door.close()
+
+
+def test_events_as_they_happen(rest: SimpleNamespace) -> None:
+    rest.world.submit("a", tenant="research")
+    headers = {"authorization": f"Bearer {rest.tokens['ann']}", "last-event-id": "0"}
+    got: list[dict[str, Any]] = []
+    with rest.client.stream("GET", "/v1/events/stream", headers=headers) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data:"):
+                got.append(json.loads(line[5:]))
+                if len(got) == 1:
+                    rest.world.api.cancel("a")
+                if got[-1]["kind"] == "job-cancelled":
+                    break
+    assert [event["kind"] for event in got] == ["submitted", "job-cancelled"]
+
+
+def test_metrics_are_a_fold_over_the_events(rest: SimpleNamespace) -> None:
+    world = rest.world
+    run = world.start("a", "n0/0", "n0/1")
+    world.turn(seconds=30)
+    run.ended(Outcome.LOST, dead=())
+    world.turn()
+    world.decide(world.grant("a", "n1/0"))
+    run.started()
+    world.turn(seconds=10)
+    run.ended(Outcome.FINISHED)
+    world.turn()
+    assert world.job("a").state is JobState.FINISHED
+    text = rest.ask("olga", "GET", "/metrics").text
+    value = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    assert value['suika_jobs{state="finished"}'] == 1
+    assert value['suika_devices{state="free"}'] == 8
+    assert value['suika_decisions_total{action="start",reason="start"}'] == 2
+    assert value["suika_job_wait_seconds_count"] == value["suika_job_completion_seconds_count"] == 1
+    assert value["suika_job_completion_seconds_sum"] == pytest.approx(40)
+    assert value['suika_lost_device_seconds_total{cause="device-lost"}'] == pytest.approx(60)
+    assert rest.ask("olga", "GET", "/metrics").text.count("\n") == text.count("\n")
+
+
+def test_a_token_is_void_at_once(rest: SimpleNamespace) -> None:
+    made = rest.ask("ada", "POST", "/v1/accounts/ann/tokens", json={"lifetime_s": 0.5}).json()["token"]
+    headers = {"authorization": f"Bearer {made}"}
+    assert rest.client.get("/v1/jobs", headers=headers).status_code == 200
+    time.sleep(0.6)
+    assert rest.client.get("/v1/jobs", headers=headers).status_code == 401
+    assert rest.ask("ada", "DELETE", "/v1/accounts/ann/tokens").json()["revoked"] == 2
+    assert rest.ask("ann", "GET", "/v1/jobs").status_code == 401
+    assert rest.ask("ada", "DELETE", "/v1/accounts/ada").status_code == 422
+
+
+def test_quotas_reach_the_policy(rest: SimpleNamespace) -> None:
+    rest.ask("ada", "PUT", "/v1/quotas/research", json={"devices": 4})
+    rest.ask("ada", "PUT", "/v1/quotas/product", json={"devices": 2})
+    rest.world.turn()
+    assert rest.world.policy.seen[-1].quotas == {"research": 4, "product": 2}
+    assert rest.ask("ann", "GET", "/v1/quotas").json() == {"quotas": {"research": 4}}
+    rest.ask("ada", "PUT", "/v1/quotas/research", json={"devices": None})
+    rest.world.turn()
+    assert rest.world.policy.seen[-1].quotas == {"product": 2}
