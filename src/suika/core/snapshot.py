@@ -56,7 +56,9 @@ class Move:
 class MoveCost(Protocol):
     """Predicts moves. Pure and fast: called many times in one decision."""
 
-    def __call__(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> Move: ...
+    def __call__(self, job: JobView, layout: Layout | None, devices: tuple[Device, ...]) -> Move:
+        """The move of `job` to `layout` on `devices` in rank order (None and none: it gives everything up)."""
+        ...
 
     def typical(self, job: JobView) -> float:
         """Pause in seconds of a typical change of `job`, when devices are not known yet."""

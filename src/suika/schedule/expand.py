@@ -150,7 +150,7 @@ def _leftovers(books: Books, remaining: np.ndarray, had: Share, column: np.ndarr
         good = gain[np.arange(len(todo)), job] > 0
         if not good.any():
             return
-        for i in np.flatnonzero(good):
+        for i in np.flatnonzero(good).tolist():
             row, one = int(todo[i]), job[i : i + 1]
             free[row] -= step[i, one[0]]
             held = had.devices[row, one] if column[row, one[0]] == KEPT else books.hull_devices[one, column[row, one]]

@@ -300,6 +300,7 @@ class Engine:
     def _true_rate(self, live: _Live) -> float:
         per_node = Counter(self.fabric.node_of[live.positions].tolist())
         shape = tuple(sorted(per_node.values(), reverse=True))
+        assert live.layout is not None
         step_s = live.job.true_step_s.get((shape, live.layout))
         assert step_s is not None, f"{live.job.id}: {live.layout} on {shape} is not an option of it"
         return 1.0 / step_s

@@ -103,3 +103,10 @@ class Record:
     def jct_s(self) -> float:
         assert self.end_s is not None
         return self.end_s - self.job.submit_s
+
+    @property
+    def run_s(self) -> float:
+        """From the first start to the end, waits in between included."""
+        assert self.end_s is not None
+        assert self.first_start_s is not None
+        return self.end_s - self.first_start_s

@@ -26,7 +26,7 @@ def numbers(world: World, outcome: Outcome) -> dict[str, float]:
     records = outcome.records
     jct_s = np.array([record.jct_s for record in records])
     decision_ms = np.array(outcome.decision_cpu_s) * 1e3
-    moved = [r.paused_s / (r.end_s - r.first_start_s) for r in records if r.num_moves > 5 and r.end_s and _ran(r)]
+    moved = [record.paused_s / record.run_s for record in records if record.num_moves > 5]
     return {
         "jobs": len(records),
         "avg_jct_s": float(jct_s.mean()),
@@ -46,10 +46,6 @@ def numbers(world: World, outcome: Outcome) -> dict[str, float]:
         "decision_ms_p50": float(np.percentile(decision_ms, 50)),
         "decision_ms_p99": float(np.percentile(decision_ms, 99)),
     }
-
-
-def _ran(record: Record) -> bool:
-    return record.first_start_s is not None and record.end_s is not None and record.end_s > record.first_start_s
 
 
 def _undone_device_s(record: Record) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from suika.core.cluster import Cluster
@@ -13,6 +13,7 @@ from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.snapshot import Option, ScalingCurve
 from suika.plan.curves import scaling_curve
+from suika.reshard.state import JobShape
 from suika.simulate.trace import lines
 
 # Plans that the table names in words: data parallel over all devices, and what each rank keeps or recomputes.
@@ -30,6 +31,7 @@ class Models:
 
     curves: Mapping[str, ScalingCurve]
     source: str
+    shapes: Mapping[str, JobShape] = field(default_factory=dict)  # for the bytes of moves
 
     def curve(self, name: str) -> ScalingCurve:
         if name not in self.curves:
@@ -67,7 +69,7 @@ def measured(path: str | Path) -> Models:
         for model, options in fastest.items()
         if options
     }
-    return Models(curves, f"measured iteration times ({Path(path).name})")
+    return Models(curves, f"measured iteration times ({Path(path).name})", MEASURED_SHAPES)
 
 
 def _layout(plan: str, num_devices: int) -> Layout | None:
@@ -78,6 +80,22 @@ def _layout(plan: str, num_devices: int) -> Layout | None:
     named = _NAMED.get(plan)
     return Layout(dp=num_devices, **named) if named is not None else None  # type: ignore[arg-type]
 
+
+# Shapes of the table's models, for the bytes of their state. Those that are no decoders stand by one of their size.
+MEASURED_SHAPES: Mapping[str, JobShape] = {
+    model.name: JobShape(model, 1024, "bf16", 64)
+    for model in (
+        ModelSpec("vit", "gpt", 12, 768, 3072, 12, 1000, tied=True),
+        ModelSpec("bert", "gpt", 24, 1024, 4096, 16, 30522, tied=True),
+        ModelSpec("roberta", "gpt", 24, 1024, 4096, 16, 50265, tied=True),
+        ModelSpec("t5", "gpt", 48, 1536, 6144, 24, 32128, tied=True),
+        ModelSpec("t5_3B", "gpt", 48, 2048, 8192, 32, 32128, tied=True),
+        ModelSpec("gpt2", "gpt", 48, 1600, 6400, 25, 50257, tied=True),
+        ModelSpec("llama7", "llama", 32, 4096, 11008, 32, 32000),
+        ModelSpec("llama7b_bsz16", "llama", 32, 4096, 11008, 32, 32000),
+        ModelSpec("llama30", "llama", 60, 6656, 17920, 52, 32000),
+    )
+}
 
 # What stands in for the models of traces that name none, where no measured table is given: (model, sequences per step).
 PRESETS: tuple[tuple[ModelSpec, int, int], ...] = (
@@ -103,4 +121,5 @@ def estimated(cluster: Cluster) -> Models:
         curve = scaling_curve(model, cluster, global_batch=global_batch, sequence_length=sequence_length, counts=counts)
         if curve.options:
             curves[model.name] = curve
-    return Models(curves, "the estimator's presets")
+    shapes = {model.name: JobShape(model, length, "bf16", batch) for model, batch, length in PRESETS}
+    return Models(curves, "the estimator's presets", shapes)

@@ -1,7 +1,8 @@
 """Alibaba Lingjun 2023 (Crux, SIGCOMM'24), job.csv with worker.csv beside it.
 
 job.csv: job_name, model, priority, gmt_job_submitted, gmt_job_running, gmt_job_finished or gmt_job_stopped (dates to
-the minute). worker.csv: one row per worker of a job with RES, a JSON text of its resources; their "nvidia.com/gpu" add up.
+the minute). worker.csv: one row per worker of a job with RES, a JSON text of its resources; their "nvidia.com/gpu" add
+up.
 """
 
 from __future__ import annotations

@@ -13,17 +13,24 @@ EMPTY = ("", "null", "none", "nan", "unknown", "\\n")
 
 
 def csv_rows(text: str, job: Callable[[Mapping[str, str]], TraceJob | None], delimiter: str = ",") -> Iterator[Row]:
-    """Each data row through `job`, which may raise `BadRowError` or return None for a row that is no job by its kind."""
+    """Each data row through `job`, which may raise `BadRowError`, or return None for a row that is no job of ours."""
+    for line, row in csv_rows_of(text, delimiter):
+        try:
+            if row is None:
+                raise BadRowError("has another number of columns than the header")
+            found = job(row)
+            if found is not None:
+                yield line, found
+        except BadRowError as bad:
+            yield line, bad
+
+
+def csv_rows_of(text: str, delimiter: str = ",") -> Iterator[tuple[int, Mapping[str, str] | None]]:
+    """(line, cells by column) of each data row; None for one that does not fit the header."""
     reader = csv.DictReader(lines(text), delimiter=delimiter)
     for row in reader:
-        try:
-            if None in row.values() or None in row:
-                raise BadRowError("has another number of columns than the header")
-            found = job({key.strip(): value.strip() for key, value in row.items()})
-            if found is not None:
-                yield reader.line_num, found
-        except BadRowError as bad:
-            yield reader.line_num, bad
+        fits = None not in row and None not in row.values()
+        yield reader.line_num, {key.strip(): value.strip() for key, value in row.items()} if fits else None
 
 
 def header(text: str) -> list[str]:

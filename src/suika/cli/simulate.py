@@ -1,0 +1,118 @@
+"""`suika simulate`: replay a trace under any set of policies, on one engine."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from suika.cli.inputs import read_cluster, read_yaml
+from suika.cli.output import Column, JsonOption, OutputOption, emit, note, seconds
+from suika.core.errors import SpecError, require
+
+COLUMNS = (
+    Column("POLICY", lambda r: r["policy"]),
+    Column("AVG", lambda r: seconds(r["avg_jct_s"])),
+    Column("P50", lambda r: seconds(r["p50_jct_s"])),
+    Column("P95", lambda r: seconds(r["p95_jct_s"]), wide=True),
+    Column("P99", lambda r: seconds(r["p99_jct_s"])),
+    Column("MAX", lambda r: seconds(r["max_jct_s"]), wide=True),
+    Column("MAKESPAN", lambda r: seconds(r["makespan_s"])),
+    Column("SLOWDOWN", lambda r: r["avg_slowdown"]),
+    Column("WORST FTF", lambda r: r["worst_ftf"], wide=True),
+    Column("MOVES/JOB", lambda r: r["moves_per_job"]),
+    Column("LOST DEVICE TIME", lambda r: seconds(r["lost_device_s"]), wide=True),
+    Column("DECISION P50/P99", lambda r: f"{r['decision_ms_p50']:.1f}/{r['decision_ms_p99']:.1f} ms"),
+)
+
+
+def simulate(
+    jobs: Annotated[Path, typer.Option(help="A trace file; .gz is read as it is.")],
+    cluster: Annotated[str, typer.Option(help="A YAML file, or NODESxDEVICES:TYPE.")],
+    policy: Annotated[str, typer.Option(help="Policies, e.g. suika,rubick,suika:tax=4.")] = "suika",
+    format: Annotated[str, typer.Option(help="auto, or the trace's format.")] = "auto",
+    time_unit: Annotated[str | None, typer.Option(help="s or ms, if the file does not say.")] = None,
+    times: Annotated[Path | None, typer.Option(help="Measured iteration times, instead of the estimator.")] = None,
+    move_cost: Annotated[str, typer.Option(help="'model', or seconds per start and move.")] = "model",
+    lengths: Annotated[str, typer.Option(help="declared, noisy:SIGMA or blind.")] = "declared",
+    noise: Annotated[float, typer.Option(help="Sigma of the predicted step times' error.")] = 0.0,
+    seeds: Annotated[int, typer.Option(help="How many seeds; 0 is the trace as it is.")] = 1,
+    load: Annotated[float | None, typer.Option(help="Rescale arrivals to this load.")] = None,
+    elastic_share: Annotated[float, typer.Option(help="Share of jobs that may change size.")] = 1.0,
+    failures: Annotated[str | None, typer.Option(help="A CSV file, or a node's mean time between failures.")] = None,
+    quotas: Annotated[Path | None, typer.Option(help="YAML: devices per tenant.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """Replay a trace under any set of policies."""
+    from suika.simulate import study as studies
+    from suika.simulate.predictor import Lengths
+    from suika.simulate.times import estimated, measured
+    from suika.simulate.trace import read_trace
+
+    topology = read_cluster(cluster)
+    require(noise >= 0, "noise", noise, "must be at least 0")
+    studies.parse_move_cost(move_cost)
+    study = studies.Study(
+        read_trace(jobs, format, time_unit),
+        topology,
+        measured(times) if times is not None else estimated(topology),
+        studies.parse_policies(policy),
+        move_cost=move_cost,
+        lengths=Lengths.parse(lengths),
+        noise=noise,
+        seeds=studies.seeds_of(seeds),
+        load=load,
+        elastic_share=elastic_share,
+        failures=failures,
+        quotas=_quotas(quotas),
+    )
+    with _bar() as progress:
+        document, runs = studies.run(study, progress)
+    if report is not None:
+        from suika.simulate.report import page
+
+        try:
+            report.write_text(page(document, runs))
+        except OSError as error:
+            raise SpecError("report", str(report), f"cannot be written: {error.strerror}") from None
+        note(f"report: {report}")
+    for row in study.trace.dirty:
+        note(f"{jobs.name} line {row.line}: {row.reason}")
+    emit(document, document["policies"], COLUMNS, "json" if json else output)
+    if not json and output in ("table", "wide"):
+        note(f"lower bound of the average: {seconds(document['lower_bound_avg_jct_s'])} ({document['models']})")
+
+
+def _quotas(path: Path | None) -> dict[str, int]:
+    if path is None:
+        return {}
+    found: Any = read_yaml(path, "quotas")
+    good = isinstance(found, dict) and all(isinstance(v, int) and v >= 0 for v in found.values())
+    require(
+        good, "quotas", str(path), "must map tenants to whole numbers of devices", json_module.dumps({"team-a": 16})
+    )
+    return {str(tenant): number for tenant, number in found.items()}
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int, int], None]]:
+    """A progress bar on stderr: one line per policy and seed."""
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    lines: dict[tuple[str, int], TaskID] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+
+        def told(policy: str, seed: int, left: int, total: int) -> None:
+            key = policy, seed
+            if key not in lines:
+                lines[key] = progress.add_task(f"{policy} (seed {seed})", total=total)
+            progress.update(lines[key], completed=total - left)
+
+        yield told
