@@ -23,10 +23,10 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -m 'not service and not fault and not long' $(ARGS)
 
-# pytest exits with 5 when nothing was selected: said aloud, so that an empty run never looks like a pass.
+# PostgreSQL comes from the distribution; the tests start a private server of their own.
 test-services: setup
-	@$(BIN)/python -m pytest -m 'service and not long' $(ARGS); rc=$$?; \
-	if [ $$rc = 5 ]; then echo 'test-services: no test needs a service yet'; else exit $$rc; fi
+	sh tests/services/install.sh
+	$(BIN)/python -m pytest -m 'service and not long' $(ARGS)
 
 test-faults: setup
 	$(BIN)/python -m pytest -m 'fault and not long' $(ARGS)
