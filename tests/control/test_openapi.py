@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
@@ -52,7 +54,8 @@ def attack(world: World, folder: Path, num_examples: int) -> int:
             def holds(case: Any) -> None:
                 case.call_and_validate(headers=headers, checks=CHECKS)
 
-            holds()
+            with suppress(Unsatisfiable):  # a route without parameters cannot be asked wrongly
+                holds()
     return len(operations)
 
 

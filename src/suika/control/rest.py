@@ -1,1 +1,279 @@
-"""The controller's door for the network: REST under /v1, over the calls of `Api`."""
+"""The controller's door for the network: REST under /v1, over the calls of `Api`.
+
+Every route names the right it needs; a job of another tenant does not exist for who may not see it. Changes run on the
+controller's loop, as they do behind the Unix socket: both doors give the same answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Body, Depends, FastAPI, Header, Query, Request
+from fastapi.responses import PlainTextResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+from sse_starlette import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from suika.control import boundary
+from suika.control.accounts import Accounts
+from suika.control.api import Api
+from suika.control.auth import Account, Right, Role
+from suika.control.boundary import ForbiddenError, PlainJson, Refusal
+from suika.control.metrics import Backends, Metrics
+from suika.control.tenancy import TenantView
+from suika.core.errors import require
+from suika.core.job import JobSpec, JobState
+
+POLL_S = 0.25  # how late a followed event may be
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Refusal} for code in (400, 401, 403, 404, 409, 413, 422, 503)
+}
+Text = Annotated[str, Field(max_length=200)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Resize(_Body):
+    devices: Annotated[str | None, Field(max_length=40, description="N or MIN:MAX")] = None
+    layout: Annotated[str | None, Field(max_length=200, description="tp=..,pp=..,dp=.. or auto")] = None
+
+
+class Drain(_Body):
+    undo: bool = False
+
+
+class NewAccount(_Body):
+    name: Text
+    role: Role
+    tenant: Text | None = None
+
+
+class NewToken(_Body):
+    lifetime_s: Annotated[float | None, Field(gt=0, le=1e10, allow_inf_nan=False)] = None
+
+
+class Quota(_Body):
+    devices: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
+
+
+def make_app(api: Api, accounts: Accounts, data_roots: Sequence[Path] = (), backends: Backends = dict) -> FastAPI:
+    """The ASGI app. `data_roots`: where jobs' data may lie, none: anywhere that the controller can read."""
+    app = FastAPI(
+        title="Suika",
+        version="1",
+        default_response_class=PlainJson,
+        responses=REFUSALS,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+    )
+    boundary.install(app)
+    needs = _Authority(accounts).needs
+    _jobs(app, api, needs, tuple(root.resolve() for root in data_roots))
+    _cluster(app, api, needs, backends)
+    _administration(app, api, accounts, needs)
+    return app
+
+
+class _Authority:
+    """Turns a bearer token into an account, or refuses."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    def needs(self, right: Right) -> Any:
+        """A dependency: the account behind the request, which has `right`."""
+
+        def check(
+            bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+        ) -> Account:
+            account = self._accounts.authenticate(bearer.credentials) if bearer is not None else None
+            if account is None:
+                raise HTTPException(401, "a valid token is needed", {"WWW-Authenticate": "Bearer"})
+            if not account.may(right):
+                raise ForbiddenError("role", account.role.value, f"may not {right}")
+            return account
+
+        return Depends(check)
+
+
+def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tuple[Path, ...]) -> None:
+    view, submit = needs(Right.VIEW), needs(Right.SUBMIT)
+    schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": _job_schema()}}}}
+
+    @app.post("/v1/jobs", status_code=201, openapi_extra=schema)
+    def submit_job(
+        job: Annotated[dict[str, Any], Body()],
+        dry_run: bool = False,
+        idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+        who: Account = submit,
+    ) -> dict[str, Any]:
+        """Accept a job. The same key and body again is the same job; another body is a conflict (409)."""
+        if not who.role.sees_all:
+            job = {"tenant": who.tenant, **job}
+            if job["tenant"] != who.tenant:
+                raise ForbiddenError("job.tenant", job["tenant"], f"is not yours ({who.tenant})", "leave it out")
+        _check_data(job.get("data"), data_roots)
+        key = None if idempotency_key is None else f"{who.name}/{idempotency_key}"
+        return api.submit(job, request_id=key, dry_run=dry_run)
+
+    @app.get("/v1/jobs")
+    def list_jobs(
+        all: bool = False,
+        state: JobState | None = None,
+        after: Annotated[str | None, Query(max_length=64, description="the id in the last page's `next`")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        who: Account = view,
+    ) -> dict[str, Any]:
+        """One page of jobs in order of submission; those that have ended too with `all` or their `state`."""
+        page, further = TenantView(api, who).page(all, state, after, limit)
+        return {"jobs": [api.row(job) for job in page], "next": page[-1].id if further else None}
+
+    @app.get("/v1/jobs/{job}")
+    def describe_job(job: str, who: Account = view) -> dict[str, Any]:
+        """All there is to know of a job, by its id or name."""
+        return api.describe(TenantView(api, who).find(job).id)
+
+    @app.get("/v1/jobs/{job}/explanation")
+    def explain_job(job: str, who: Account = view) -> dict[str, Any]:
+        """Why it has what it has, or why it waits."""
+        return api.explain(TenantView(api, who).find(job).id)
+
+    @app.post("/v1/jobs/{job}/resize")
+    def resize_job(job: str, wish: Resize, who: Account = submit) -> dict[str, Any]:
+        """Ask for another range of devices or a fixed layout; of many wishes the last one counts."""
+        return api.resize(TenantView(api, who).find(job).id, wish.devices, wish.layout)
+
+    @app.post("/v1/jobs/{job}/cancel")
+    def cancel_job(job: str, who: Account = submit) -> dict[str, Any]:
+        """End it for good; asking again changes nothing."""
+        found = TenantView(api, who).find(job)
+        return api.row(found) if found.state is JobState.CANCELLED else api.cancel(found.id)
+
+
+def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Backends) -> None:
+    view, operate = needs(Right.VIEW), needs(Right.OPERATE)
+    metrics = Metrics(api, backends)
+
+    @app.get("/v1/nodes")
+    def list_nodes(who: Account = view) -> dict[str, Any]:
+        """Nodes, and who holds their devices."""
+        return {"nodes": TenantView(api, who).nodes()}
+
+    @app.post("/v1/nodes/{node}/drain")
+    def drain_node(node: str, wish: Drain, who: Account = operate) -> dict[str, Any]:
+        """Move jobs off the node and give it no new work, until `undo`."""
+        return api.drain(node, wish.undo)
+
+    @app.get("/v1/events")
+    def list_events(
+        after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+        job: Annotated[str | None, Query(max_length=64)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+        who: Account = view,
+    ) -> dict[str, Any]:
+        """What happened after event number `after`, oldest first; `next` goes on from there."""
+        rows, last = TenantView(api, who).events(after, job, limit)
+        return {"events": rows, "next": last}
+
+    @app.get("/v1/events/stream", response_class=EventSourceResponse)
+    async def follow_events(
+        request: Request,
+        after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+        job: Annotated[str | None, Query(max_length=64)] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, lt=2**63)] = None,
+        who: Account = view,
+    ) -> EventSourceResponse:
+        """Server-sent events from `after` (or Last-Event-ID) on, as they happen."""
+        seen = TenantView(api, who)
+        if job is not None:
+            seen.find(job)  # what does not exist is refused before the stream begins
+
+        async def follow() -> AsyncIterator[dict[str, Any]]:
+            last = after if last_event_id is None else last_event_id
+            while not await request.is_disconnected():
+                rows, last = await run_in_threadpool(seen.events, last, job, 1000)
+                for row in rows:
+                    yield {"id": str(row["seq"]), "event": row["kind"], "data": json.dumps(boundary.finite(row))}
+                await asyncio.sleep(POLL_S)
+
+        return EventSourceResponse(follow())
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def show_metrics(who: Account = operate) -> PlainTextResponse:
+        """Prometheus text."""
+        return PlainTextResponse(metrics.text(), media_type=metrics.media_type)
+
+    @app.get("/healthz", responses={})
+    def health() -> dict[str, Any]:
+        """200 as soon as the controller's loop turns; needs no token."""
+        api.controller.call(lambda: None)
+        return {"ok": True}
+
+
+def _administration(app: FastAPI, api: Api, accounts: Accounts, needs: Callable[[Right], Any]) -> None:
+    view, administer = needs(Right.VIEW), needs(Right.ADMINISTER)
+
+    @app.get("/v1/accounts")
+    def list_accounts(who: Account = administer) -> dict[str, Any]:
+        return {"accounts": [_account(account) for account in accounts.all()]}
+
+    @app.post("/v1/accounts", status_code=201)
+    def add_account(new: NewAccount, who: Account = administer) -> dict[str, Any]:
+        return _account(accounts.add(new.name, new.role, new.tenant))
+
+    @app.delete("/v1/accounts/{account}")
+    def remove_account(account: str, who: Account = administer) -> dict[str, Any]:
+        require(account != who.name, "account", account, "is your own", "let another admin remove it")
+        accounts.remove(account)
+        return {"removed": account}
+
+    @app.post("/v1/accounts/{account}/tokens", status_code=201)
+    def issue_token(account: str, new: NewToken, who: Account = administer) -> dict[str, Any]:
+        """A new token; it is shown this once."""
+        return {"account": account, "token": accounts.issue(account, new.lifetime_s)}
+
+    @app.delete("/v1/accounts/{account}/tokens")
+    def revoke_tokens(account: str, who: Account = administer) -> dict[str, Any]:
+        """All tokens of the account are void from now on."""
+        return {"account": account, "revoked": accounts.revoke(account)}
+
+    @app.get("/v1/quotas")
+    def list_quotas(who: Account = view) -> dict[str, Any]:
+        """Devices that a tenant's jobs may hold together; no entry: no limit."""
+        return {"quotas": {tenant: n for tenant, n in accounts.quotas().items() if who.sees(tenant)}}
+
+    @app.put("/v1/quotas/{tenant}")
+    def set_quota(tenant: str, quota: Quota, who: Account = administer) -> dict[str, Any]:
+        accounts.set_quota(tenant, quota.devices)
+        api.controller.call(lambda: api.state.limit(accounts.quotas()))
+        return {"tenant": tenant, "devices": quota.devices}
+
+
+def _account(account: Account) -> dict[str, Any]:
+    return {"name": account.name, "role": account.role, "tenant": account.tenant}
+
+
+def _job_schema() -> dict[str, Any]:
+    """JobSpec's JSON schema; its references lead to where it stands in the OpenAPI document."""
+    here = "#/paths/~1v1~1jobs/post/requestBody/content/application~1json/schema"
+    return JobSpec.model_json_schema(ref_template=here + "/$defs/{model}")
+
+
+def _check_data(path: Any, roots: tuple[Path, ...]) -> None:
+    """Raise unless the data lies below a permitted folder, links followed."""
+    if not roots or not isinstance(path, str) or "\0" in path:
+        return  # without roots everything is permitted; what is no path is refused later, with the reason
+    real = Path(path).resolve()
+    permitted = ", ".join(map(str, roots))
+    require(
+        any(real.is_relative_to(root) for root in roots), "job.data", path, "is not permitted", f"below: {permitted}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -66,6 +66,7 @@ class State:
     waiting: list[Waiting] = field(default_factory=list)
     releasing: dict[Device, float] = field(default_factory=dict)  # given up, not free yet: predicted time
     down: dict[Device, float] = field(default_factory=dict)  # lost or dirty: until when
+    quotas: Mapping[str, int] = field(default_factory=dict)  # devices per tenant; absent: no limit
     changed: bool = True  # something happened that the policy should look at
 
     def watch(self, job_id: str) -> Watch:
@@ -73,6 +74,10 @@ class State:
 
     def active(self) -> tuple[Job, ...]:
         return tuple(job for job in self.store.jobs() if job.state not in ENDED)
+
+    def limit(self, quotas: Mapping[str, int]) -> None:
+        """Devices that each tenant's jobs may hold together; what they hold already is the policy's to decide."""
+        self.quotas, self.changed = dict(quotas), True
 
     def log(self, kind: str, job_id: str | None = None, **data: Any) -> Event:
         return self.store.append(self.clock(), kind, job_id, **data)

@@ -1,0 +1,71 @@
+"""The cluster as one account sees it: jobs, devices and events of its tenant, or of all."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from suika.control.api import Api
+from suika.control.auth import Account
+from suika.core.errors import NotFoundError
+from suika.core.job import ENDED, Job, JobState
+
+ANOTHERS = "(another tenant's)"
+_OF_NO_JOB = ("node-", "device-")  # events without a job that concern everybody
+
+
+class TenantView:
+    """Read-only and cheap to make: one per request."""
+
+    def __init__(self, api: Api, who: Account) -> None:
+        self.api = api
+        self.who = who
+
+    def find(self, name: str) -> Job:
+        """The job of this id or name: the active one, else the latest that ended. Raises `NotFoundError`."""
+        found = [job for job in self.api.state.store.jobs() if name in (job.id, job.spec.name) and self._sees(job)]
+        if not found:
+            raise NotFoundError("job", name, "there is no such job")
+        return max(found, key=lambda job: (job.state not in ENDED, job.submitted_s))
+
+    def page(self, all: bool, state: JobState | None, after: str | None, limit: int) -> tuple[list[Job], bool]:
+        """At most `limit` jobs after the one with id `after`, and whether there are more."""
+        jobs = self.api.state.store.jobs()
+        start = 0
+        if after is not None:
+            last = self.find(after)
+            start = bisect_right(jobs, (last.submitted_s, last.id), key=lambda job: (job.submitted_s, job.id))
+        page: list[Job] = []
+        for job in jobs[start:]:
+            wanted = job.state is state if state is not None else all or job.state not in ENDED
+            if wanted and self._sees(job):
+                if len(page) == limit:
+                    return page, True
+                page.append(job)
+        return page, False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        rows = self.api.nodes()
+        mine = {job.spec.name for job in self.api.state.active() if self._sees(job)}
+        for row in rows:
+            for device in row["devices"]:
+                device["jobs"] = [name if name in mine else ANOTHERS for name in device["jobs"]]
+        return rows
+
+    def events(self, after: int, job: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
+        """Events that the account may see among the next `limit`, and the number to go on after."""
+        store = self.api.state.store
+        job_id = self.find(job).id if job is not None else None
+        events = store.events(after, job_id, limit)
+        seen = [e.to_dict() for e in events if self._concerns(e.kind, e.job_id)]
+        return seen, events[-1].seq if events else after
+
+    def _concerns(self, kind: str, job_id: str | None) -> bool:
+        if self.who.role.sees_all:
+            return True
+        if job_id is None:
+            return kind.startswith(_OF_NO_JOB)
+        return self._sees(self.api.state.store.job(job_id))
+
+    def _sees(self, job: Job) -> bool:
+        return self.who.sees(job.spec.tenant)
