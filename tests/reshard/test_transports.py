@@ -5,49 +5,51 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
+from labels import in_threads
 from processes import run_forked
+
 from suika.reshard.transports.base import Transport, TransportError
+from suika.reshard.transports.gloo import Gloo
 from suika.reshard.transports.inprocess import Hub
+from suika.reshard.transports.mixed import Mixed
+from suika.reshard.transports.shared import Shared
 
 Body = Callable[[int, Transport], Any]
 Runner = Callable[[int, Body], list[Any]]
+WAYS: dict[str, Callable[[Gloo], Transport]] = {  # between processes; all make themselves known over gloo
+    "gloo": lambda gloo: gloo,
+    "shared memory": lambda gloo: Shared(gloo.rank, [r for r in range(gloo.size) if r != gloo.rank], gloo.all_gather),
+    "mixed": lambda gloo: Mixed.of(gloo, [rank // 2 for rank in range(gloo.size)]),  # two participants per node
+}
 
 
 def run_threads(size: int, body: Body) -> list[Any]:
-    hub, results, errors = Hub(size, timeout_s=10), [None] * size, []
+    hub, results = Hub(size, timeout_s=10), [None] * size
 
     def one(rank: int, transport: Transport) -> None:
-        try:
-            results[rank] = body(rank, transport)
-        except BaseException as error:
-            errors.append(error)
+        results[rank] = body(rank, transport)
 
-    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(hub.transports())]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive(), "a participant hangs"
-    if errors:
-        raise errors[0]
+    in_threads([partial(one, rank, transport) for rank, transport in enumerate(hub.transports())])
     return results
 
 
-@pytest.fixture(params=["in-process", "gloo"])
+@pytest.fixture(params=["in-process", *WAYS])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Runner:
     if request.param == "in-process":
         return run_threads
-    return lambda size, body: run_forked(size, tmp_path, body)
+    return lambda size, body: run_forked(size, tmp_path, lambda rank, gloo: body(rank, WAYS[request.param](gloo)))
 
 
 def pattern(size: int, seed: int) -> torch.Tensor:
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    """Random bytes, repeated after a prime number of them."""
+    some = torch.randint(0, 256, (min(size, 65_537),), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return some.repeat(-(-size // len(some)))[:size]
 
 
 def test_rank_and_size(run: Runner) -> None:
@@ -66,6 +68,74 @@ def test_both_may_send_first(run: Runner, num_bytes: int) -> None:
         return torch.equal(arrived, pattern(num_bytes, peer))
 
     assert run(2, body) == [True, True]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 64 << 20])
+def test_both_may_wait_for_their_sends_first(run: Runner, num_bytes: int) -> None:
+    def body(rank: int, transport: Transport) -> bool:
+        peer, arrived = 1 - rank, torch.zeros(num_bytes, dtype=torch.uint8)
+        sending = transport.send(peer, 7, pattern(num_bytes, rank))
+        receiving = transport.recv(peer, 7, arrived)
+        sending.wait()
+        receiving.wait()
+        return torch.equal(arrived, pattern(num_bytes, peer))
+
+    assert run(2, body) == [True, True]
+
+
+def test_a_ring(run: Runner) -> None:
+    """Everybody sends to the next and waits for it, then receives from the one before: ten times round."""
+
+    def body(rank: int, transport: Transport) -> bool:
+        right, left, held = (rank + 1) % 3, (rank - 1) % 3, pattern(100_003, rank)
+        for lap in range(10):
+            arrived = torch.zeros_like(held)
+            sending, receiving = transport.send(right, lap, held), transport.recv(left, lap, arrived)
+            sending.wait()
+            receiving.wait()
+            held = arrived
+        return torch.equal(held, pattern(100_003, (rank - 10) % 3))
+
+    assert run(3, body) == [True] * 3
+
+
+def test_one_to_many_in_unequal_lists(run: Runner) -> None:
+    """Participant 0 sends r messages to participant r, all posted at once; sizes and waiting orders differ."""
+    sizes = (1, 70_000, 8)
+
+    def body(rank: int, transport: Transport) -> bool:
+        if rank == 0:
+            works = [transport.send(r, i, pattern(sizes[i], 10 * r + i)) for r in (3, 2, 1) for i in range(r)]
+            for work in works:
+                work.wait()
+            return True
+        arrived = [torch.zeros(sizes[i], dtype=torch.uint8) for i in range(rank)]
+        works = [transport.recv(0, i, arrived[i]) for i in range(rank)]
+        for work in reversed(works):
+            work.wait()
+        return all(torch.equal(got, pattern(sizes[i], 10 * rank + i)) for i, got in enumerate(arrived))
+
+    assert run(4, body) == [True] * 4
+
+
+def test_random_exchanges_end(run: Runner) -> None:
+    """Any list of messages that both ends post in one global order and wait for in that order."""
+    generator = torch.Generator().manual_seed(1)
+    pairs = [tuple(torch.randperm(3, generator=generator)[:2].tolist()) for _ in range(60)]
+
+    def body(rank: int, transport: Transport) -> bool:
+        works, expected = [], []
+        for i, (src, dst) in enumerate(pairs):
+            if src == rank:
+                works.append(transport.send(dst, i, pattern(997 * i + 1, i)))
+            elif dst == rank:
+                expected.append((torch.zeros(997 * i + 1, dtype=torch.uint8), i))
+                works.append(transport.recv(src, i, expected[-1][0]))
+        for work in works:
+            work.wait()
+        return all(torch.equal(got, pattern(len(got), i)) for got, i in expected)
+
+    assert run(3, body) == [True] * 3
 
 
 def test_messages_of_a_pair_match_by_tag_then_order(run: Runner) -> None:

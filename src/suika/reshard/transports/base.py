@@ -1,7 +1,8 @@
-"""What a move needs of the wire: four calls. tests/reshard/test_transports.py is what every transport must pass."""
+"""What a move needs of the wire: five calls. tests/reshard/test_transports.py is what every transport must pass."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -19,6 +20,18 @@ class Work(Protocol):
 
         After it a received buffer is filled, a sent one may be changed.
         """
+        ...
+
+
+class Lent(Protocol):
+    """A peer's buffers that this participant can look into. Valid as long as it is held, even if the peer dies."""
+
+    def view(self, name: str) -> torch.Tensor:
+        """The buffer, for reading only."""
+        ...
+
+    def adopt(self, name: str) -> torch.Tensor:
+        """The buffer itself, to go on with once its owner has let go of it: no byte is copied."""
         ...
 
 
@@ -44,4 +57,12 @@ class Transport(Protocol):
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """Everybody's payload (lengths may differ), by rank. All participants call it at the same point."""
+        ...
+
+    def lend(self, buffers: Mapping[str, torch.Tensor]) -> dict[int, Lent]:
+        """Show own buffers to the peers that can map them, and see theirs, by participant.
+
+        All participants call it at the same point. The relation is symmetric; without common memory it is empty. The
+        owner must not change a lent buffer before an all-gather has told it that everybody has read it.
+        """
         ...

@@ -6,13 +6,14 @@ peer: when its sockets are shut, from either end or by this process's agent, wai
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from suika.reshard.transports.base import TransportError, Work
+from suika.reshard.transports.base import Lent, TransportError, Work
 
 _BRIEF = 4096  # bytes of a gathered payload that go with its length in the first collective
 
@@ -58,6 +59,10 @@ class Gloo:
         longest = max(lengths)
         tails = self._gather(whole[_BRIEF:], longest - _BRIEF) if longest > _BRIEF else [b""] * self.size
         return [(head + tail)[8:length] for head, tail, length in zip(heads, tails, lengths, strict=True)]
+
+    def lend(self, buffers: Mapping[str, torch.Tensor]) -> dict[int, Lent]:
+        """A wire has no common memory."""
+        return {}
 
     def _post(self, operation: Any, peer: int, tag: int, buffer: torch.Tensor, what: str) -> Work:
         try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from suika.reshard.transports.base import TransportError, Work
+from suika.reshard.transports.base import Lent, TransportError, Work
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Hub:
         self._sends: dict[tuple[int, int, int], deque[_Slot]] = defaultdict(deque)
         self._recvs: dict[tuple[int, int, int], deque[_Slot]] = defaultdict(deque)
         self._barrier = threading.Barrier(size)
-        self._gathered: list[bytes] = [b""] * size
+        self._gathered: list[Any] = [None] * size
         self._broken = ""
 
     def transports(self) -> list[InProcess]:
@@ -70,9 +72,10 @@ class Hub:
         other.done.set()
         return mine
 
-    def gather(self, rank: int, payload: bytes) -> list[bytes]:
+    def gather(self, rank: int, thing: Any) -> list[Any]:
+        """What each participant brought."""
         try:
-            self._gathered[rank] = payload
+            self._gathered[rank] = thing
             self._barrier.wait(self.timeout_s)
             everyone = list(self._gathered)
             self._barrier.wait(self.timeout_s)
@@ -94,6 +97,19 @@ class _SlotWork:
 
 
 @dataclass(frozen=True)
+class _Same:
+    """A peer's buffers in the same process: they are the buffers."""
+
+    buffers: Mapping[str, torch.Tensor]
+
+    def view(self, name: str) -> torch.Tensor:
+        return self.buffers[name]
+
+    def adopt(self, name: str) -> torch.Tensor:
+        return self.buffers[name]
+
+
+@dataclass(frozen=True)
 class InProcess:
     """One participant's end of a `Hub`."""
 
@@ -112,3 +128,7 @@ class InProcess:
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         return self.hub.gather(self.rank, payload)
+
+    def lend(self, buffers: Mapping[str, torch.Tensor]) -> dict[int, Lent]:
+        everyone = self.hub.gather(self.rank, dict(buffers))
+        return {peer: _Same(lent) for peer, lent in enumerate(everyone) if peer != self.rank}

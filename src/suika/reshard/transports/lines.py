@@ -25,6 +25,10 @@ _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 Exchange = Callable[[bytes], list[bytes]]  # an all-gather over every participant of the move
 
 
+class ApartError(TransportError):
+    """Neighbours cannot reach each other on this host: another way is needed."""
+
+
 class Lines:
     """One connected socket per neighbour. `gone` says why a neighbour cannot be reached any more."""
 
@@ -41,7 +45,7 @@ class Lines:
     def open(rank: int, neighbours: Sequence[int], exchange: Exchange, timeout_s: float = 20.0) -> Lines:
         """Connect `rank` with `neighbours` (itself not among them). All participants of `exchange` call it together.
 
-        Raises `TransportError` on all neighbours alike when one of them cannot be connected.
+        Raises `ApartError` on all neighbours alike when one of them cannot be connected.
         """
         sockets: dict[int, socket.socket] = {}
         problem = ""
@@ -65,7 +69,7 @@ class Lines:
             if problems[peer]:
                 for line in sockets.values():
                     line.close()
-                raise TransportError(f"participant {peer} cannot reach its neighbours: {problems[peer].decode()}")
+                raise ApartError(f"participant {peer} cannot reach its neighbours: {problems[peer].decode()}")
         return Lines(sockets)
 
     @property

@@ -7,20 +7,21 @@ both wait for their sends first still get on.
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 
-from suika.reshard.transports.base import TransportError, Work
+from suika.reshard.transports.base import Lent, TransportError, Work
 from suika.reshard.transports.lines import Lines
 
-_OFFER, _TAKEN, _REFUSED, LENT = range(4)
-_HEAD = struct.Struct("<BqQQQQ")  # kind, tag, number of the message, its bytes, start and length of this piece
+_OFFER, _TAKEN, _REFUSED, LENT = range(4)  # kinds of packets
+HEAD = struct.Struct("<BqQQQQ")  # kind, tag, number of the message, its bytes, start and length of this piece
 _GATHER_TAG = -1
 
 
@@ -63,7 +64,6 @@ class _Operation:
     done_bytes: int = 0
     shown_bytes: int = 0
     shown: deque[Shown] = field(default_factory=deque)
-    error: str = ""
 
     @property
     def done(self) -> bool:
@@ -106,16 +106,22 @@ class Mapped:
         heard = {peer: work.buffer for peer, work in receives.items()} | {self.rank: said}
         return [row.numpy().tobytes()[1:] for _, row in sorted(heard.items()) if row is not None]
 
+    def lend(self, buffers: Mapping[str, torch.Tensor]) -> dict[int, Lent]:
+        """Nothing unless a kind of memory can show whole buffers."""
+        return {}
+
     def close(self) -> None:
         """Let go of the lines; peers that still wait for something raise."""
         self.lines.close()
+        for _, fds in (offer for offers in self._offers.values() for offer in offers):
+            for fd in fds:
+                os.close(fd)
+        self._offers.clear()
 
     def finish(self, operation: _Operation) -> None:
         """Serve whatever comes until `operation` is done. Raises `TransportError`."""
         deadline = time.monotonic() + self.timeout_s
         while not operation.done:
-            if operation.error:
-                raise TransportError(operation.error)
             if operation.peer in self.lines.gone:
                 raise TransportError(f"participant {operation.peer} {self.lines.gone[operation.peer]}")
             if time.monotonic() > deadline:
@@ -125,26 +131,22 @@ class Mapped:
     def serve(self, timeout_s: float) -> None:
         """Take in the packets that are there, or wait for one."""
         for peer, packet, fds in self.lines.pump(timeout_s):
-            kind, tag, number, *_ = _HEAD.unpack_from(packet)
-            if kind == _OFFER:
-                self._offers[peer, tag].append((packet, fds))
-                self._match(peer, tag)
-            else:
-                self.heard(kind, peer, number, packet, fds)
+            self.hear(peer, packet, fds)
 
-    def heard(self, kind: int, peer: int, number: int, packet: bytes, fds: Sequence[int]) -> None:
-        """An answer to what was shown."""
-        operation = self._sends[number]
-        *_, length = _HEAD.unpack_from(packet)
-        if kind == _REFUSED:
-            operation.error = packet[_HEAD.size :].decode()
-            del self._sends[number]
-            return
-        self.memory.taken(peer, operation.shown.popleft())
-        operation.done_bytes += length
-        if operation.done:
-            del self._sends[number]
-        self._show(peer)
+    def hear(self, peer: int, packet: bytes, fds: list[int]) -> None:
+        kind, tag, number, _, _, length = HEAD.unpack_from(packet)
+        if kind == _OFFER:
+            self._offers[peer, tag].append((packet, fds))
+            self._match(peer, tag)
+        elif kind == _REFUSED:
+            self.lines.gone[peer] = packet[HEAD.size :].decode()
+        else:
+            operation = self._sends[number]
+            self.memory.taken(peer, operation.shown.popleft())
+            operation.done_bytes += length
+            if operation.done:
+                del self._sends[number]
+            self._show(peer)
 
     def _receive(self, peer: int, tag: int, buffer: torch.Tensor | None) -> _Operation:
         operation = _Operation(self, peer, buffer)
@@ -158,21 +160,18 @@ class Mapped:
         outbox = self._outbox[peer]
         while outbox:
             number, tag = outbox[0]
-            operation = self._sends.get(number)
-            if operation is not None and operation.buffer is not None:  # else refused meanwhile
-                total, start = operation.buffer.numel(), operation.shown_bytes
-                length = min(self.memory.piece_bytes, total - start)
-                shown = self.memory.show(peer, operation.buffer[start : start + length])
-                if shown is None:
-                    return
-                operation.shown.append(shown)
-                operation.shown_bytes += length
-                self.lines.post(
-                    peer, _HEAD.pack(_OFFER, tag, number, total, start, length) + shown.ticket, shown.fds
-                )
-                if operation.shown_bytes < total:
-                    continue
-            outbox.popleft()
+            operation = self._sends[number]
+            assert operation.buffer is not None
+            total, start = operation.buffer.numel(), operation.shown_bytes
+            length = min(self.memory.piece_bytes, total - start)
+            shown = self.memory.show(peer, operation.buffer[start : start + length])
+            if shown is None:
+                return
+            operation.shown.append(shown)
+            operation.shown_bytes += length
+            self.lines.post(peer, HEAD.pack(_OFFER, tag, number, total, start, length) + shown.ticket, shown.fds)
+            if operation.shown_bytes == total:
+                outbox.popleft()
 
     def _match(self, peer: int, tag: int) -> None:
         """Copy what is offered into what is expected, in order; each piece is acknowledged once it has been copied."""
@@ -180,16 +179,19 @@ class Mapped:
         while offers and receives:
             packet, fds = offers.popleft()
             operation = receives[0]
-            _, _, number, total, start, length = _HEAD.unpack_from(packet)
+            _, _, number, total, start, length = HEAD.unpack_from(packet)
             if operation.buffer is None:
                 operation.buffer = torch.empty(total, dtype=torch.uint8)
             if operation.buffer.numel() != total:
-                operation.error = f"sent {total} bytes, expected {operation.buffer.numel()}"
-                self.lines.post(peer, _HEAD.pack(_REFUSED, tag, number, total, 0, 0) + operation.error.encode())
-                receives.popleft()
-                continue
-            self.memory.copy(peer, packet[_HEAD.size :], fds, operation.buffer[start : start + length])
-            self.lines.post(peer, _HEAD.pack(_TAKEN, tag, number, total, start, length))
+                self._refuse(peer, f"sent {total} bytes, expected {operation.buffer.numel()}")
+                return
+            self.memory.copy(peer, packet[HEAD.size :], fds, operation.buffer[start : start + length])
+            self.lines.post(peer, HEAD.pack(_TAKEN, tag, number, total, start, length))
             operation.done_bytes += length
             if operation.done:
                 receives.popleft()
+
+    def _refuse(self, peer: int, why: str) -> None:
+        """Sends and receives do not match: nothing that follows between the two can be trusted."""
+        self.lines.post(peer, HEAD.pack(_REFUSED, 0, 0, 0, 0, 0) + why.encode())
+        self.lines.gone[peer] = why
