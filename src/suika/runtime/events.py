@@ -34,11 +34,14 @@ class Started(JobEvent):
 
 @dataclass(frozen=True)
 class StepDone(JobEvent):
-    """`at_s` is the end of the step on the ranks' monotonic clock; `loss` is the global mean before the update."""
+    """`at_s` is the end of the step on the ranks' monotonic clock; `loss` is the global mean before the update.
+
+    A loss or norm that is not finite is None: messages carry no NaN.
+    """
 
     step: int
-    loss: float
-    grad_norm: float
+    loss: float | None
+    grad_norm: float | None
     lr: float
     num_tokens: int
     at_s: float

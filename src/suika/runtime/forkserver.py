@@ -73,7 +73,7 @@ class ForkServer:
         """Serve one owner until its connection ends; then leave nothing behind."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, end_quietly)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
         self._owner = self._accept()
@@ -109,17 +109,20 @@ class ForkServer:
         assert self._owner is not None
         self._owner.flush()
         for order in self._owner.arrived():
-            match order["do"]:
-                case "fork":
-                    self._fork(order)
-                case "send":
-                    if child := self._by_name.get(order["process"]):
-                        self._to_child(child, order["message"])
-                case "kill":
-                    if child := self._by_name.get(order["process"]):
-                        _kill_group(child.pid)
-                case "shutdown":
-                    raise DisconnectedError("the owner asked for the end")
+            if order["do"] == "shutdown":
+                raise DisconnectedError("the owner asked for the end")
+            self._carry_out(order)
+
+    def _carry_out(self, order: Message) -> None:
+        match order["do"]:
+            case "fork":
+                self._fork(order)
+            case "send":
+                if child := self._by_name.get(order["process"]):
+                    self._to_child(child, order["message"])
+            case "kill":
+                if child := self._by_name.get(order["process"]):
+                    _kill_group(child.pid)
 
     def _fork(self, order: Message) -> None:
         assert _num_threads() == 1, f"the fork server has {_num_threads()} threads: forking would be unsafe"
@@ -224,6 +227,13 @@ class ForkServer:
             time.sleep(0.01)
 
 
+def lead_session() -> None:
+    """A session of its own, and a subreaper: orphans of dead children become its children."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def die_with_parent() -> None:
     """The kernel kills this process when its parent ends, however that happens."""
     parent = os.getppid()
@@ -264,7 +274,7 @@ def _redirect(log: str | None) -> None:
     os.close(target)
 
 
-def _end(*_: Any) -> NoReturn:
+def end_quietly(*_: Any) -> NoReturn:
     raise SystemExit(0)
 
 
@@ -273,9 +283,7 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--preload", action="append", default=[])
     arguments = parser.parse_args()
-    if os.getsid(0) != os.getpid():
-        os.setsid()
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    lead_session()
     listener = listen(arguments.socket)
     try:
         for module in (*PRELOAD, *arguments.preload):

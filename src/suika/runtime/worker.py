@@ -7,6 +7,7 @@ step's own world all-reduce: every rank sees the same votes after the same step.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import signal
@@ -91,6 +92,8 @@ class Rank:
                     self._orders.put(message)
             case "commit" | "abort" if current and handover is not None:
                 handover.decide(message["do"] == "commit")
+            case "abort":  # called off before this rank was asked to prepare
+                self._say("resumed", generation=message["generation"])
             case "preempt":
                 self._wants_stop = True
             case "snapshot":
@@ -149,8 +152,9 @@ class Rank:
 
     def _report(self, live: Generation, result: StepResult) -> None:
         if live.rank == 0:
-            numbers = {name: getattr(result, name) for name in ("step", "loss", "grad_norm", "lr", "num_tokens")}
-            self._say("step", generation=live.number, **numbers)
+            numbers = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
+            finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            self._say("step", generation=live.number, step=result.step, num_tokens=result.num_tokens, **finite)
 
     def _cut(self, step: int) -> None:
         """All ranks voted for it: this rank's part of the move, unless it has been called off meanwhile."""

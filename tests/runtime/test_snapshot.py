@@ -1,0 +1,152 @@
+"""Snapshots are written from any layout, read into any other, and are either complete or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from suika.core.job import JobSpec
+from suika.core.plan import Plan
+from suika.reshard.state import JobShape
+from suika.runtime import snapshot
+from suika.runtime.dcp_plan import pieces
+from suika.runtime.events import Ended, Outcome, Snapshotted, Started
+from suika.runtime.program import RankGroups
+from suika.runtime.snapshot import SnapshotError
+
+from .conftest import Watched, plan, spec
+from .tiny_program import TinyProgram
+
+NOBODY = RankGroups(None, None, None, None, None)
+LAYOUTS = [
+    ("tp=1,pp=1,dp=1", "a0"),
+    ("tp=2,pp=1,dp=3", "a0 a1 a2 a3 b0 b1"),
+    ("tp=4,pp=1,dp=1", "a0 a1 a2 a3"),
+    ("tp=1,pp=2,dp=2,layers_per_stage=1:2", "a0 a1 a2 a3"),
+]
+MODELS = {
+    "llama": {},
+    "tied": {"model": {"family": "llama", "layers": 3, "hidden": 16, "ffn": 24, "heads": 4, "vocab": 37, "tied": True}},
+    "gpt": {"model": {"family": "gpt", "layers": 3, "hidden": 16, "ffn": 24, "heads": 4, "vocab": 35}},
+}
+
+
+def _filled(job: JobSpec, target: Plan, rank: int) -> TinyProgram:
+    program = TinyProgram(job, target, rank, NOBODY, "")
+    program.bind(program.initialise())
+    return program
+
+
+def _save(job: JobSpec, target: Plan, snapshots: Path, step: int = 7) -> Path:
+    folder, shape = snapshot.folder_of(snapshots, step, 1), JobShape.of(job)
+    records = {"steps_done": step, "position": step * job.global_batch}
+    captured = []
+    for rank in range(target.layout.num_ranks):
+        buffers = _filled(job, target, rank).buffers()
+        captured.append(snapshot.capture(shape, target, rank, step, records, buffers))
+        snapshot.write(folder, captured[-1])
+    snapshot.publish(folder, captured[0], 1, "job")
+    return folder
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_layout_reads_what_every_layout_wrote(tmp_path: Path, kind: str) -> None:
+    job = spec(**MODELS[kind])
+    plans = [plan(*layout, job) for layout in LAYOUTS]
+    for number, source in enumerate(plans):
+        folder = _save(job, source, tmp_path, number)
+        for target in plans:
+            for rank in range(target.layout.num_ranks):
+                expected = _filled(job, target, rank).buffers()
+                buffers = {name: torch.full_like(tensor, torch.nan) for name, tensor in expected.items()}
+                records = snapshot.load(folder, JobShape.of(job), target, rank, buffers)
+                assert records["steps_done"] == number
+                for name, tensor in expected.items():
+                    assert torch.equal(buffers[name], tensor), (str(source.layout), str(target.layout), name)
+
+
+def test_every_element_is_written_once_and_the_work_is_shared() -> None:
+    job = spec()
+    for layout in LAYOUTS:
+        target = plan(*layout, job)
+        shares = [sum(piece.box.numel for piece in mine) for mine in pieces(JobShape.of(job), target)]
+        alone = sum(piece.box.numel for piece in pieces(JobShape.of(job), plan(*LAYOUTS[0], job))[0])
+        assert sum(shares) == alone
+        assert min(shares) > 0
+
+
+def test_unfinished_and_damaged_snapshots_are_refused(tmp_path: Path) -> None:
+    job, target = spec(), plan(*LAYOUTS[1], spec())
+    old, new = _save(job, target, tmp_path, 1), _save(job, target, tmp_path, 2)
+    assert snapshot.newest(tmp_path) == new
+    largest = max(new.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    largest.write_bytes(content[:-1])
+    with pytest.raises(SnapshotError, match="is not the"):
+        snapshot.read_manifest(new)
+    assert snapshot.newest(tmp_path) == old
+    largest.write_bytes(content)
+    assert snapshot.newest(tmp_path) == new
+    (new / snapshot.MANIFEST).unlink()
+    with pytest.raises(SnapshotError, match="not a finished snapshot"):
+        snapshot.load(new, JobShape.of(job), target, 0, {})
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    job, target = spec(), plan(*LAYOUTS[0], spec())
+    snapshot.folder_of(tmp_path, 1, 1).mkdir(parents=True)  # never finished
+    for step in (2, 3, 4):
+        _save(job, target, tmp_path, step)
+    kept = [folder.name for folder in sorted(tmp_path.iterdir())]
+    assert kept == [snapshot.folder_of(tmp_path, step, 1).name for step in (3, 4)]
+
+
+def test_a_job_saves_at_its_interval_and_when_asked(run: Callable[..., Watched]) -> None:
+    job = spec(steps=30, snapshot_every_steps=10)
+    job_run = run(job)
+    job_run.start(plan("tp=2,pp=1,dp=1", "a0 a1", job), 1).result(60)
+    asked = Path(job_run.snapshot().result(30))
+    assert snapshot.read_manifest(asked)["plan"]["devices"] == ["a/0", "a/1"]
+    assert job_run.wait(Ended).outcome == Outcome.FINISHED
+    steps = [event.step for event in job_run.events if isinstance(event, Snapshotted)]
+    assert {10, 20, 30} < set(steps)
+    assert len(steps) == 4
+
+
+def test_a_preempted_job_resumes_in_another_layout(run: Callable[..., Watched]) -> None:
+    job = spec(steps=40)
+    job_run = run(job)
+    job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1).result(60)
+    job_run.wait_steps(3)
+    ended = job_run.preempt().result(30)
+    assert (ended.outcome, ended.steps_lost) == (Outcome.PREEMPTED, 0)
+    job_run.start(plan("tp=1,pp=3,dp=1", "b0 b1 b2", job), 2, ended.snapshot).result(60)
+    assert job_run.wait(Started, generation=2).resumed_step == ended.step
+    assert job_run.wait(Ended, outcome=Outcome.FINISHED).step == 40
+
+
+def test_a_notice_to_one_rank_stops_all_after_the_same_step(run: Callable[..., Watched]) -> None:
+    import os
+    import signal
+
+    job = spec()
+    job_run = run(job)
+    job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1).result(60)
+    os.kill(job_run.pid("b0"), signal.SIGTERM)
+    ended = job_run.wait(Ended, timeout_s=30)
+    assert (ended.outcome, ended.steps_lost) == (Outcome.PREEMPTED, 0)
+
+
+def test_a_full_disk_does_not_end_training(run: Callable[..., Watched], tmp_path: Path) -> None:
+    (tmp_path / "snapshots").write_text("a file where a folder should be")
+    job = spec(snapshot_every_steps=4)
+    job_run = run(job)
+    job_run.start(plan("tp=1,pp=1,dp=2", "a0 b0", job), 1).result(60)
+    job_run.wait_steps(12)
+    ended = job_run.preempt().result(30)
+    assert ended.snapshot is None
+    assert ended.steps_lost == ended.step
+    assert "snapshot failed" in ended.error
