@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping
-from functools import cache
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 import torch
 
 from suika.core.cluster import Cluster, Device, Node
 from suika.core.layout import Layout
 from suika.core.plan import Placement, Plan
+from suika.core.tensors import logical_tensors
 from suika.reshard.execute import MoveReport, execute
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.state import JobShape, StateKey, buffer_specs, rank_regions
+from suika.reshard.transports.base import Transport
 from suika.reshard.transports.inprocess import Hub
 
 Buffers = dict[str, torch.Tensor]
@@ -29,17 +33,12 @@ def plan(shape: JobShape, layout: Layout, devices: tuple[Device, ...]) -> Plan:
 
 @cache
 def _code(key: StateKey) -> int:
-    import zlib
-
     return zlib.crc32(f"{key.kind} {key.tensor}".encode())
 
 
 def label(key: StateKey, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The whole logical tensor: element x carries (tensor, kind, x), as far as the dtype has bits to say it."""
-    numel = 1
-    for n in shape:
-        numel *= n
-    index = torch.arange(numel, dtype=torch.int64).reshape(shape)
+    index = torch.arange(math.prod(shape), dtype=torch.int64).reshape(shape)
     if dtype == torch.bfloat16:  # 8 bits of fraction: a scrambled pattern that never is NaN
         bits = (index * 40503 + _code(key)) % 0x7F00
         return bits.to(torch.int16).view(torch.bfloat16)
@@ -50,8 +49,6 @@ def label(key: StateKey, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 def labelled_buffers(shape: JobShape, plan: Plan, rank: int) -> Buffers:
     """What `rank` must hold: every element with its label."""
-    from suika.core.tensors import logical_tensors
-
     whole = {t.name: t.shape for t in logical_tensors(shape.model, shape.sequence_length)}
     args = (shape.model, plan.layout, shape.sequence_length, shape.precision, rank, plan.order)
     buffers = {
@@ -70,21 +67,36 @@ def state_of(shape: JobShape, plan: Plan) -> dict[Device, Buffers]:
 
 
 def move_in_threads(
-    move: MovePlan, state: Mapping[Device, Buffers], hub: Hub | None = None
+    move: MovePlan,
+    state: Mapping[Device, Buffers],
+    hub: Hub | None = None,
+    new_buffers: Mapping[Device, Buffers] | None = None,
 ) -> dict[Device, tuple[Buffers, MoveReport]]:
     """Carry out a move with one thread per participant; raises what the first failing participant raised."""
     hub = hub or Hub(len(move.participants), timeout_s=20)
     results: dict[Device, tuple[Buffers, MoveReport]] = {}
+
+    def run(device: Device, transport: Transport) -> None:
+        ready = None if new_buffers is None else new_buffers.get(device, {})
+        results[device] = execute(move, device, state.get(device, {}), transport, ready)
+
+    pairs = zip(move.participants, hub.transports(), strict=True)
+    in_threads([partial(run, device, transport) for device, transport in pairs])
+    assert hub.unmatched() == 0
+    return results
+
+
+def in_threads(bodies: list[Callable[[], None]]) -> None:
+    """Run all at once; raises what the first one to fail raised, or `AssertionError` when one hangs."""
     errors: list[BaseException] = []
 
-    def run(device: Device, transport: object) -> None:
+    def guarded(body: Callable[[], None]) -> None:
         try:
-            results[device] = execute(move, device, state.get(device, {}), transport)  # type: ignore[arg-type]
+            body()
         except BaseException as error:
             errors.append(error)
 
-    pairs = zip(move.participants, hub.transports(), strict=True)
-    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in pairs]
+    threads = [threading.Thread(target=guarded, args=(body,), daemon=True) for body in bodies]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -92,20 +104,24 @@ def move_in_threads(
         assert not thread.is_alive(), "a participant hangs"
     if errors:
         raise errors[0]
-    assert hub.unmatched() == 0
-    return results
+
+
+def check_labels(shape: JobShape, plan: Plan, state: Mapping[Device, Buffers]) -> None:
+    """Every element of `state` is, bit by bit, the one its place calls for."""
+    assert state.keys() == set(plan.devices)
+    for rank, device in enumerate(plan.devices):
+        expected = labelled_buffers(shape, plan, rank)
+        assert state[device].keys() == expected.keys()
+        for name, wanted in expected.items():
+            got = state[device][name]
+            same = torch.equal(got.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8))
+            assert same, f"{name} of rank {rank} is not what its labels say"
 
 
 def move_labelled(shape: JobShape, old: Plan, new: Plan, where: Cluster) -> MovePlan:
-    """Move labelled state in threads and compare every element of the result with its label, bit by bit."""
+    """Move labelled state in threads and check every element of the result; leavers keep nothing."""
     move = plan_move(shape, old, new, where, chunk_bytes=512)
-    state = state_of(shape, old)
-    results = move_in_threads(move, state)
-    for device in move.participants:
-        got, _ = results[device]
-        expected = labelled_buffers(shape, new, new.devices.index(device)) if device in new.devices else {}
-        assert got.keys() == expected.keys()
-        for name in expected:
-            same = torch.equal(got[name].view(-1).view(torch.uint8), expected[name].view(-1).view(torch.uint8))
-            assert same, f"{name} on {device} is not what its labels say"
+    results = move_in_threads(move, state_of(shape, old))
+    assert all(results[device][0] == {} for device in set(old.devices) - set(new.devices))
+    check_labels(shape, new, {device: results[device][0] for device in new.devices})
     return move

@@ -167,7 +167,7 @@ def stage_tensors(
 def rank_buckets(
     model: ModelSpec, layout: Layout, sequence_length: int, rank: int, order: tuple[str, ...] = DEFAULT_ORDER
 ) -> tuple[Bucket, ...]:
-    """The buckets of `rank`, in model order."""
+    """The buckets of `rank`, in order of their first tensors."""
     place = Mesh(layout, order).coordinate(rank)
     experts = expert_rank(layout, place)
     named: dict[str, list[LogicalTensor]] = {}
