@@ -35,6 +35,9 @@ class FixedPricing:
     def step_s(self, spec: JobSpec, plan: Plan) -> float:
         return 1.0 / plan.layout.num_ranks
 
+    def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices
+
     def move_cost(self, specs: Mapping[str, JobSpec]) -> HalfASecond:
         return HalfASecond()
 

@@ -82,14 +82,13 @@ class Actor:
     def _adopt(self, snapshot: Snapshot, step: Step, release_s: dict[str, float]) -> None:
         decision, now = step.decision, snapshot.now_s
         view, job = snapshot.job_of[decision.job_id], self.state.store.job(decision.job_id)
-        plan = None
-        if decision.layout is not None:
-            spec = job.spec
-            shape = (spec.model, spec.global_batch, spec.sequence_length)
-            plan = Plan.checked(decision.layout, decision.devices, *shape, snapshot.cluster)
+        plan, pause_s = self._plan(job, decision), None
+        ready_s = max([step.not_before_s, now, *(release_s.get(other, now) for other in step.after)])
+        if plan is None:
+            release_s[job.id] = ready_s + snapshot.move_cost.typical(view)
+        else:
             move = snapshot.move_cost(view, plan.layout, plan.devices)
-        ready_s = max([step.not_before_s, now, *(release_s[other] for other in step.after)])
-        release_s[job.id] = ready_s + (move.release_s if plan else snapshot.move_cost.typical(view))
+            pause_s, release_s[job.id] = move.pause_s, ready_s + move.release_s
         self.state.waiting.append(Waiting(decision, plan, set(step.after), release_s[job.id]))
         self.state.log(
             "decided",
@@ -98,10 +97,20 @@ class Actor:
             reason=decision.reason.code,
             sentence=decision.reason.sentence,
             layout=plan.layout.to_dict() if plan else None,
-            devices=[str(device) for device in decision.devices],
+            devices=[str(device) for device in plan.devices] if plan else [],
             after=list(step.after),
-            predicted_pause_s=move.pause_s if plan else None,
+            predicted_pause_s=pause_s,
         )
+
+    def _plan(self, job: Job, decision: Decision) -> Plan | None:
+        """The decision as a plan, validated here once; its ranks stand where the fewest bytes have to move."""
+        if decision.layout is None:
+            return None
+        spec, devices = job.spec, decision.devices
+        if decision.action is Action.REDEPLOY and job.plan is not None:
+            devices = self.pricing.place(spec, job.plan, decision.layout, devices)
+        shape = (spec.model, spec.global_batch, spec.sequence_length)
+        return Plan.checked(decision.layout, devices, *shape, self.state.cluster)
 
     def _say_why_it_waits(self, job_id: str, reason: Reason) -> None:
         job = self.state.store.job(job_id)

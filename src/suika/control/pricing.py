@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from suika.core.cluster import Cluster
+from suika.core.cluster import Cluster, Device
 from suika.core.job import JobSpec
+from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.snapshot import MoveCost, ScalingCurve
 from suika.estimate.predict import estimate_step
 from suika.plan.curves import curve_of_job, slowed
+from suika.reshard.assignment import assign
 from suika.reshard.state import JobShape
 from suika.simulate.moves import PredictedMoves
 
@@ -40,6 +42,10 @@ class EstimatedPricing:
 
     def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:
         return PredictedMoves({job_id: JobShape.of(spec) for job_id, spec in specs.items()}, self.cluster)
+
+    def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """`devices` in the rank order that moves the fewest bytes of a job that runs under `old`."""
+        return assign(JobShape.of(spec), old, layout, devices, self.cluster)
 
     def _make_curve(self, spec: JobSpec, slowdown: float) -> ScalingCurve:
         return slowed(curve_of_job(spec, self.cluster), slowdown)

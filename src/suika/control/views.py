@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from suika.control.state import State, Waiting
+from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobSpec, JobState
 from suika.core.layout import Layout
 from suika.core.plan import Plan
@@ -25,6 +26,10 @@ class Pricing(Protocol):
 
     def step_s(self, spec: JobSpec, plan: Plan) -> float:
         """Estimated step time, nothing corrected."""
+        ...
+
+    def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """`devices` in the rank order that moves the fewest bytes of a job that runs under `old`."""
         ...
 
     def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:

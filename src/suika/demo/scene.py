@@ -1,0 +1,45 @@
+"""What the script may ask of the running cluster."""
+
+from __future__ import annotations
+
+from suika.control.state import State
+from suika.core.job import ENDED, Job, JobState
+from suika.core.layout import Layout
+from suika.demo.script import SETTLE_STEPS
+from suika.schedule.waiting import same_cut
+
+
+class LiveScene:
+    """A `Scene` of a controller's state. A job that has ended counts as settled: nothing more will come of it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def job(self, name: str) -> Job | None:
+        return next((job for job in reversed(self.state.store.jobs()) if job.spec.name == name), None)
+
+    def steps(self, job: str) -> int:
+        found = self.job(job)
+        return found.steps_done if found else 0
+
+    def ended(self, job: str) -> bool:
+        found = self.job(job)
+        return found is not None and found.state in ENDED
+
+    def settled(self, job: str) -> bool:
+        found = self.job(job)
+        if found is None or found.state is not JobState.RUNNING or found.plan is None:
+            return found is not None and found.state in ENDED
+        wish = found.spec.layout
+        as_wished = not isinstance(wish, Layout) or same_cut(found.plan.layout, wish)
+        leaving = any(device.node in self.state.store.draining() for device in found.plan.devices)
+        return as_wished and not leaving and len(self.state.watch(found.id).step_ends_s) >= SETTLE_STEPS
+
+    def node_of(self, job: str) -> str:
+        found = self.job(job)
+        assert found is not None
+        assert found.plan is not None
+        return found.plan.devices[0].node
+
+    def drained(self) -> str:
+        return min(self.state.store.draining())
