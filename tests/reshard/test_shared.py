@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -16,8 +15,6 @@ from processes import run_forked
 from suika.reshard.transports import memfd
 from suika.reshard.transports.base import TransportError
 from suika.reshard.transports.gloo import Gloo
-from suika.reshard.transports.lines import Lines
-from suika.reshard.transports.mapped import Mapped
 from suika.reshard.transports.mixed import Mixed
 from suika.reshard.transports.shared import Shared
 
@@ -41,16 +38,13 @@ def test_tensors_are_plain_and_go_with_their_last_view() -> None:
     weight = memfd.empty((512, 1024), torch.float32)
     assert shared_bytes() - before >= 2 << 20, "pages are there from the start"
     parameter = torch.nn.Parameter(weight.fill_(1.0))
-    optimizer = torch.optim.AdamW([parameter], lr=0.5, weight_decay=0.0)
     parameter.sum().backward()
-    optimizer.step()
-    assert torch.allclose(weight, torch.full_like(weight, 0.5))
+    parameter.data.sub_(parameter.grad, alpha=0.5)
+    assert torch.equal(weight, torch.full_like(weight, 0.5))
     view = weight[3]
-    del weight, parameter, optimizer
-    gc.collect()
+    del weight, parameter
     assert float(view.sum()) == pytest.approx(512.0)
     del view
-    gc.collect()
     assert (open_descriptors(), shared_bytes()) == (descriptors, before)
 
 
@@ -65,8 +59,10 @@ def test_only_memory_of_its_own_has_a_span() -> None:
     assert memfd.placed(torch.empty(0)).numel() == 0
 
 
-def test_memory_that_is_not_there_is_refused_before_it_is_used() -> None:
-    with pytest.raises(OSError, match=r"."):
+def test_memory_that_is_not_there_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would overcommit and then kill something, so it must not even be asked."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("the kernel was asked"))
+    with pytest.raises(MemoryError, match="are available"):
         memfd.empty((1 << 46,), torch.uint8)
 
 
@@ -84,7 +80,6 @@ def test_a_buffer_changes_process_without_a_copy(tmp_path: Path) -> None:
         del lent
         inode = os.fstat(memfd.span_of(mine["w"]).fd).st_ino if rank == 0 else 0  # type: ignore[union-attr]
         mine.clear()
-        gc.collect()
         transport.all_gather(b"released")
         values = []
         if adopted is not None:
@@ -93,7 +88,6 @@ def test_a_buffer_changes_process_without_a_copy(tmp_path: Path) -> None:
             values = [float(adopted.min()), float(adopted.max())]
         held = shared_bytes()
         del adopted
-        gc.collect()
         return values, inode, held - shared_bytes()
 
     (_, old_inode, nothing), (values, inode, held) = run_forked(2, tmp_path, body)
@@ -145,12 +139,11 @@ def test_twenty_rounds_leave_descriptors_and_memory_flat(tmp_path: Path) -> None
             del lent, adopted
             transport.close()
             gloo.all_gather(b"")
-            gc.collect()
             seen.append((open_descriptors(), shared_bytes()))
         return seen
 
     for seen in run_forked(2, tmp_path, body):
-        assert len(set(seen)) == 1, seen
+        assert max(seen[1:]) <= seen[0], seen
 
 
 def test_messages_of_different_lengths_are_noticed_by_both(tmp_path: Path) -> None:
@@ -214,6 +207,4 @@ def _pair(rank: int, names: multiprocessing.Queue, context: object) -> Shared:  
             return [b"", payload]
         return [payload, names.get(timeout=20) if rank == 0 and len(mine) == 1 else b""]
 
-    assert issubclass(Shared, Mapped)
-    assert Lines
     return Shared(rank, [1 - rank], exchange, timeout_s=20)

@@ -40,14 +40,17 @@ _mapped: dict[int, Span] = {}  # of this process, by address; an entry lives as 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A new tensor whose memory can be shown to others. Its pages are touched: writing to it faults no more.
 
-    Raises `OSError` (ENOMEM) when the memory is not there.
+    Raises `MemoryError` when the memory is not there.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:
         return torch.empty(tuple(shape), dtype=dtype)
+    available = _available_bytes()
+    if num_bytes > available:  # the kernel would not refuse: it would go and kill processes to find the pages
+        raise MemoryError(f"{num_bytes} bytes of shared memory are needed, {available} are available")
     fd = os.memfd_create("suika", os.MFD_CLOEXEC)
     try:
-        os.posix_fallocate(fd, 0, num_bytes)  # refused here, and not by SIGBUS at some write
+        os.posix_fallocate(fd, 0, num_bytes)  # what is missing all the same is missed here, not by SIGBUS at a write
         return attach(fd, num_bytes).view(dtype).view(tuple(shape))
     except BaseException:
         os.close(fd)
@@ -88,6 +91,12 @@ def span_of(tensor: torch.Tensor) -> Span | None:
     if whole is None:
         return None
     return Span(whole.fd, tensor.data_ptr() - start, tensor.numel() * tensor.element_size())
+
+
+def _available_bytes() -> int:
+    """What this host can still give without swapping."""
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _map(fd: int, offset: int, num_bytes: int, protection: int) -> int:
