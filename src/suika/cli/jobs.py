@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,8 @@ import typer
 
 from suika.cli.ask import ask
 from suika.cli.inputs import read_yaml
-from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note, seconds, size
+from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
+from suika.core.words import seconds, size
 
 JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.")]
 _EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 4}
@@ -168,7 +170,7 @@ def explain(job: JobArgument, output: OutputOption = "table", json: JsonOption =
     emit(told, told["history"], columns, shown)
 
 
-def _why(event: dict[str, Any]) -> str:
+def _why(event: Mapping[str, Any]) -> str:
     data = event["data"]
     if event["kind"] == "recovering":
         return f"{data['lost_steps']} steps lost"

@@ -221,7 +221,7 @@ class Api:
             "generation": job.generation,
             "steps_done": job.steps_done,
             "steps": job.spec.steps,
-            "loss": watch.losses.get(job.steps_done),
+            "loss": watch.loss,
             "step_s": watch.step_s,
             "predicted_step_s": self._predicted_step_s(job, plan),
             "num_moves": job.num_moves,

@@ -43,12 +43,15 @@ class Controller:
         launcher: Launcher,
         clock: Clock,
         device_hold_s: float = DEVICE_HOLD_S,
+        listener: Callable[[JobEvent], object] | None = None,
     ) -> None:
+        """`listener` hears every report of every job first, on the job's own thread."""
         self.state = State(cluster, store, clock)
         self.pricing = pricing
         self._inbox: queue.SimpleQueue[JobEvent | Callable[[], None]] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(4, "control")
         self._thread: threading.Thread | None = None
+        self._listener = listener
         self._stopping = False
         self._last_fault = ""
         self.observer = Observer(self.state, device_hold_s, self.retire)
@@ -57,7 +60,7 @@ class Controller:
             pricing,
             policy,
             launcher,
-            on_event=self._inbox.put,
+            on_event=self._hear,
             post=self._inbox.put,
             background=self._pool.submit,
             on_failed_move=self.observer.move_failed,
@@ -109,6 +112,11 @@ class Controller:
             if watch.hold_until_s and watch.hold_until_s <= now:
                 watch.hold_until_s = 0.0
                 state.changed = True
+
+    def _hear(self, report: JobEvent) -> None:
+        if self._listener is not None:
+            self._listener(report)
+        self._inbox.put(report)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._loop, name="controller", daemon=True)

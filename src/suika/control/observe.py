@@ -47,8 +47,7 @@ class Observer:
         watch = self.state.watch(report.job_id)
         if not self.state.store.progress(report.job_id, report.generation, report.step):
             return
-        if report.loss is not None:  # not a number: nothing to show
-            watch.losses[report.step] = report.loss
+        watch.loss = report.loss
         known = watch.step_s is not None
         watch.step_ends_s.append(report.at_s)
         if not known and watch.step_s is not None:

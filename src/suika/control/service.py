@@ -6,7 +6,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from suika.control.server import SocketServer
 from suika.control.store import MemoryStore
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError
+from suika.runtime.events import JobEvent
 from suika.schedule.policies import load
 
 TRAINER = ("suika.train.program",)
@@ -31,7 +32,13 @@ class Service:
     Use as a context: leaving it ends every process of every job.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, policy: str = "suika", **policy_options: Any) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        policy: str = "suika",
+        listener: Callable[[JobEvent], object] | None = None,
+    ) -> None:
         self.folder = folder
         self.stopped = threading.Event()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,10 +47,11 @@ class Service:
         self.controller = Controller(
             cluster,
             MemoryStore(),
-            load(policy, **policy_options),
+            load(policy),
             EstimatedPricing(cluster),
             LocalLauncher(self.backend, folder),
             time.time,
+            listener=listener,
         )
         self.api = Api(self.controller)
         self._server: SocketServer | None = None

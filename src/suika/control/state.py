@@ -25,7 +25,7 @@ class Watch:
     """What is seen of one job. Lost with this process and seen again after: nothing here is a promise."""
 
     run: JobRun | None = None
-    losses: dict[int, float] = field(default_factory=dict)  # by steps done; a step done again overwrites its own
+    loss: float | None = None  # of the latest step; None: not a number
     step_ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=21))  # of the present generation
     held: tuple[Device, ...] = ()
     held_since_s: float = 0.0

@@ -1,12 +1,35 @@
-"""What the script may ask of the running cluster."""
+"""The running cluster: what the script may ask of it, and every step that its jobs do."""
 
 from __future__ import annotations
+
+import time
+from typing import NamedTuple
 
 from suika.control.state import State
 from suika.core.job import ENDED, Job, JobState
 from suika.core.layout import Layout
 from suika.demo.script import SETTLE_STEPS
+from suika.runtime.events import JobEvent, StepDone
 from suika.schedule.waiting import same_cut
+
+
+class StepSeen(NamedTuple):
+    at_s: float  # on the wall clock
+    loss: float
+
+
+Steps = dict[str, dict[int, StepSeen]]  # job id -> steps done -> what was seen
+
+
+class Recorder:
+    """Hears the jobs' reports and keeps each step; a step done again replaces its first form."""
+
+    def __init__(self) -> None:
+        self.steps: Steps = {}
+
+    def __call__(self, report: JobEvent) -> None:
+        if isinstance(report, StepDone) and report.loss is not None:
+            self.steps.setdefault(report.job_id, {})[report.step] = StepSeen(time.time(), report.loss)
 
 
 class LiveScene:

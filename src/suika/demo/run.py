@@ -1,0 +1,141 @@
+"""The demo from beginning to end.
+
+data        text becomes tokens
+play        a cluster comes up, the script's events happen, the scheduler moves the jobs
+twins       each job again in one process, unmoved: the losses must agree
+rivals      each move again by checkpoint and restart
+tell        result, report, trace
+"""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from suika.control.service import Service
+from suika.control.store import Event
+from suika.core.cluster import parse_cluster_shorthand
+from suika.core.errors import SpecError
+from suika.core.job import ENDED, Job, JobState
+from suika.demo.result import DemoResult, JobResult, MoveResult
+from suika.demo.scene import LiveScene, Recorder, StepSeen
+from suika.demo.script import CLUSTER, events
+from suika.demo.show import Show
+from suika.demo.tell import tell, write_events
+from suika.demo.timeline import Mark
+from suika.demo.twin import largest_difference, run_twins
+from suika.reshard.state import JobShape
+from suika.train.data import prepare
+
+TEXT_BYTES = 4 << 20  # more than the jobs will read
+LONGEST_S = 900.0  # for the jobs: far beyond what a slow machine needs
+POLL_S = 0.05
+
+
+def run_demo(text: Path | None, out: Path, show: Show, rivals: bool = True) -> DemoResult:
+    """Play the demo on `text` (a file or folder; by default the sources of this Python) and write into `out`."""
+    began_s = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    with _workplace(out) as work:
+        show.phase("reading text")
+        data = work / "text.bin"
+        source, pattern = (text, "*") if text else (Path(sysconfig.get_paths()["stdlib"]), "*.py")
+        manifest = prepare(source, data, pattern=pattern, max_bytes=TEXT_BYTES)
+        show.say(f"{manifest.num_tokens:,} tokens from {manifest.num_files} files below {source}")
+        show.phase("bringing up 8 devices")
+        recorder = Recorder()
+        with Service(parse_cluster_shorthand(CLUSTER), work, listener=recorder) as service:
+            marks = _play(service, data, show)
+            store = service.controller.state.store
+            jobs, happened = store.jobs(), store.events()
+            write_events(happened, out)
+            moves = _moves(jobs, happened)
+            show.phase("training each job again, unmoved, in one process")
+            specs = [job.spec for job in jobs]
+            twins = run_twins(specs, service.backend, work, show.twins)
+            results = tuple(_job_result(job, recorder.steps[job.id], twins[job.spec.name].losses) for job in jobs)
+            cold_restart_s = None
+            if rivals:
+                from suika.demo.rival import add_rivals
+
+                moves, cold_restart_s = add_rivals(jobs, moves, service.backend, work, show)
+        result = DemoResult(results, moves, _problems(happened), time.monotonic() - began_s, cold_restart_s)
+        return tell(result, jobs, recorder.steps, happened, marks, out)
+
+
+@contextmanager
+def _workplace(out: Path) -> Iterator[Path]:
+    """Sockets, snapshots and tokens while the demo runs; gone after it, however it ends, but for the logs."""
+    work = out / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        yield work
+    finally:
+        if (work / "logs").is_dir():
+            shutil.rmtree(out / "logs", ignore_errors=True)
+            shutil.move(work / "logs", out / "logs")
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _play(service: Service, data: Path, show: Show) -> list[Mark]:
+    """Let the script's events happen, each when its time has come, until every job has ended."""
+    scene, api = LiveScene(service.controller.state), service.api
+    story, marks = list(events(data)), []
+    origin_s, deadline = None, time.monotonic() + LONGEST_S
+    show.phase("training and moving")
+    while story or any(job.state not in ENDED for job in scene.state.store.jobs()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the jobs did not end within {LONGEST_S:.0f} s")
+        if story and story[0].when(scene):
+            event = story.pop(0)
+            try:
+                getattr(api, event.call)(**event.arguments(scene))
+            except SpecError as error:
+                service.controller.state.log("script-skipped", why=f"{event.what}: {error}")
+            service.controller.call(lambda: None)  # the loop has decided about it before the script looks again
+            origin_s = origin_s or scene.state.store.events()[0].at_s
+            marks.append(Mark(time.time() - origin_s, event.what))
+            show.say(event.what)
+        show.cluster(api.jobs(all=True), scene.state.store.events())
+        time.sleep(POLL_S)
+    return marks
+
+
+def _moves(jobs: tuple[Job, ...], happened: tuple[Event, ...]) -> tuple[MoveResult, ...]:
+    """The measured moves in the order of their commits."""
+    by_id = {job.id: job for job in jobs}
+    committed_s = {(e.job_id, e.data["generation"]): e.at_s for e in happened if e.kind == "committed"}
+    found = []
+    for event in happened:
+        if event.kind == "redeployed":
+            assert event.job_id is not None
+            spec, at_s = by_id[event.job_id].spec, committed_s[event.job_id, event.data["generation"]]
+            found.append(MoveResult.of(spec.name, JobShape.of(spec), event.data, at_s - happened[0].at_s))
+    return tuple(sorted(found, key=lambda move: move.at_s))
+
+
+def _job_result(job: Job, steps: dict[int, StepSeen], twin: dict[int, float]) -> JobResult:
+    losses = {step: seen.loss for step, seen in steps.items()}
+    return JobResult(
+        job.spec.name,
+        job.steps_done,
+        losses.get(job.spec.steps),
+        job.ended_s - job.submitted_s if job.ended_s is not None else None,
+        job.state is JobState.FINISHED,
+        largest_difference(losses, twin, job.spec.steps),
+    )
+
+
+def _problems(happened: tuple[Event, ...]) -> tuple[str, ...]:
+    """What went wrong: failed moves, faults, events of the script that could not be, jobs that lost something."""
+    told = {"move-failed": "error", "controller-fault": "error", "script-skipped": "why", "recovering": "error"}
+    problems = [f"{event.kind}: {event.data[told[event.kind]]}" for event in happened if event.kind in told]
+    committed = sum(event.kind == "committed" for event in happened)
+    measured = sum(event.kind == "redeployed" for event in happened)
+    if committed != measured:
+        problems.append(f"{committed} moves were committed, {measured} measured")
+    return tuple(problems)
