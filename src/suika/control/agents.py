@@ -1,1 +1,276 @@
-"""The controller's side of node agents: leases, orders and events over the connections that agents open."""
+"""The controller's side of node agents: leases, orders and events over the connections that agents open.
+
+`AgentHub` is a `runtime.messages.Processes`: a job's coordinator does not know where its processes are. A node whose
+connection broke keeps its lease: orders wait for it, nothing is held against its jobs. When the lease has run out its
+processes count as dead, for good: if the node comes back they are strangers, and it kills them before it offers a
+device again. Nothing a node sends is acted on before it has been checked whole.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from suika.agent.link import PROTOCOL, Frame, LinkError, Message, Wire
+from suika.agent.words import check_event
+from suika.core.cluster import Node
+from suika.core.errors import SpecError, require
+
+LEASE_S = 60.0
+_TICK_S = 0.5
+_KEPT_UNCLAIMED = 10_000
+Listener = Callable[[Message], None]
+
+
+@dataclass
+class Attached:
+    """A node as the hub knows it. `listeners`: who hears of each process; None for one that nobody has claimed."""
+
+    node: Node
+    incarnation: str
+    wire: Wire
+    heard_s: float
+    connection: object | None = None  # identity of the live connection
+    greeted: bool = False  # it has told which processes it has
+    ordered: set[str] = field(default_factory=set)  # asked for before that: no part of what it tells
+    listeners: dict[str, Listener | None] = field(default_factory=dict)
+    unclaimed: dict[str, deque[Message]] = field(default_factory=dict)
+
+
+class Watcher:
+    """What the hub tells its owner; called on a connection's or the hub's own thread."""
+
+    def arrived(self, node: Node, processes: Mapping[str, int]) -> None:
+        """The node is here, with these processes (name -> pid) that nobody has claimed: claim or kill each."""
+
+    def dirty(self, node: str, devices: Mapping[int, str]) -> None:
+        """All devices of the node that are not clean, with the reason; the others are."""
+
+    def lost(self, node: str) -> None:
+        """Its lease has run out."""
+
+
+class AgentHub:
+    """Safe from any thread. `identity` changes with each controller: an agent knows by it that its orders are gone."""
+
+    def __init__(self, watcher: Watcher, lease_s: float = LEASE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.identity = secrets.token_hex(8)
+        self.lease_s = lease_s
+        self.watcher = watcher
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._nodes: dict[str, Attached] = {}
+        self._where: dict[str, str] = {}  # process -> node
+        self._stopped = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="leases", daemon=True)
+
+    def start(self) -> None:
+        self._ticker.start()
+
+    def close(self) -> None:
+        self._stopped.set()
+
+    def _tick(self) -> None:
+        while not self._stopped.wait(_TICK_S):
+            self.expire()
+
+    @property
+    def nodes(self) -> dict[str, bool]:
+        """Nodes with a lease, and whether they are connected now."""
+        with self._lock:
+            return {name: attached.connection is not None for name, attached in self._nodes.items()}
+
+    # -- Processes ----------------------------------------------------------------------------------------------------
+
+    def spawn(self, process: str, node: str, entry: str, launch: Mapping[str, Any], listener: Listener) -> None:
+        with self._lock:
+            attached = self._nodes.get(node)
+            if attached is not None:
+                assert process not in attached.listeners, f"{process} runs already"
+                attached.listeners[process] = listener
+                self._where[process] = node
+                if not attached.greeted:
+                    attached.ordered.add(process)
+                attached.wire.put({"do": "fork", "process": process, "entry": entry, "launch": dict(launch)})
+        if attached is None:
+            listener({"event": "exit", "process": process, "code": -9})
+
+    def send(self, process: str, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            attached = self._of(process)
+            if attached is None:
+                return
+            listener = attached.listeners.get(process)
+            if message.get("do") != "ping" or attached.connection is not None:
+                attached.wire.put({"do": "send", "process": process, "message": dict(message)})
+                return
+        if listener is not None:  # a broken connection is no sign of a dead process: the lease decides
+            listener({"event": "unreachable", "process": process})
+
+    def kill(self, process: str) -> None:
+        with self._lock:
+            attached = self._of(process)
+            if attached is not None:
+                attached.wire.put({"do": "kill", "process": process})
+
+    def claim(self, process: str, listener: Listener) -> None:
+        """From now on `listener` hears of a process that ran before; first of what it has said since."""
+        with self._lock:
+            attached = self._of(process)
+            if attached is None or process not in attached.listeners:
+                said: list[Message] = [{"event": "exit", "process": process, "code": -9}]
+            else:
+                attached.listeners[process] = listener
+                said = list(attached.unclaimed.pop(process, ()))
+            for event in said:
+                listener(event)
+
+    def _of(self, process: str) -> Attached | None:
+        return self._nodes.get(self._where.get(process, ""))
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def join(self, hello: Any, connection: object) -> tuple[str, Frame]:
+        """An agent's first message on a new connection. Returns the node's name and the answer, which the caller
+        sends before it calls `ready`. Raises `SpecError` for an agent that cannot be taken."""
+        node, incarnation, resumes = _parse_hello(hello, self.identity)
+        with self._lock:
+            known = self._nodes.get(node.name)
+            if known is not None and known.incarnation != incarnation and known.connection is not None:
+                raise SpecError("node.name", node.name, "is connected already", "names of nodes must be unique")
+            resumes = resumes and known is not None and known.incarnation == incarnation and known.node == node
+            if known is None or not resumes:
+                known = self._begin(node, incarnation, known)
+            known.connection, known.heard_s = connection, self._clock()
+            known.wire.disconnect()
+            answer = {"controller": self.identity, "resumes": resumes, "received": known.wire.received}
+            return node.name, answer | {"lease_s": self.lease_s}
+
+    def _begin(self, node: Node, incarnation: str, known: Attached | None) -> Attached:
+        """A session anew; orders that may not have been taken by the earlier incarnation are given again."""
+        fresh = Attached(node, incarnation, Wire(), self._clock())
+        if known is not None:
+            fresh.listeners = known.listeners
+            for order in known.wire.unacknowledged():
+                fresh.wire.put(order)
+                if order["do"] == "fork":
+                    fresh.ordered.add(order["process"])
+        self._nodes[node.name] = fresh
+        return fresh
+
+    def ready(self, name: str, connection: object, send: Callable[[Frame], None], peer_received: int) -> None:
+        """The answer to `join` is on its way: frames may follow."""
+        with self._lock:
+            attached = self._nodes.get(name)
+            if attached is not None and attached.connection is connection:
+                attached.wire.connect(send, peer_received)
+
+    def receive(self, name: str, connection: object, text: str | bytes) -> None:
+        """A frame has come. Raises `LinkError`, before anything has changed, for one that is not in order."""
+        try:
+            frame = json.loads(text)
+        except (ValueError, RecursionError):
+            raise LinkError("a frame is not JSON") from None
+        if isinstance(frame, dict) and isinstance(frame.get("m"), dict):
+            check_event(frame["m"])
+        with self._lock:
+            attached = self._nodes.get(name)
+            if attached is None or attached.connection is not connection:
+                raise LinkError("this connection has been replaced, or its lease has run out")
+            event = attached.wire.take(frame)
+            attached.heard_s = self._clock()
+            attached.wire.beat()
+            if event is not None:
+                self._hear(attached, event)
+
+    def leave(self, name: str, connection: object) -> None:
+        """The connection broke; the lease goes on."""
+        with self._lock:
+            attached = self._nodes.get(name)
+            if attached is not None and attached.connection is connection:
+                attached.connection = None
+                attached.wire.disconnect()
+
+    # -- what nodes say -----------------------------------------------------------------------------------------------
+
+    def _hear(self, attached: Attached, event: Message) -> None:
+        """Listeners put events into inboxes: that keeps their order, and takes no time."""
+        if event["event"] == "hello":
+            self._greet(attached, {entry["process"]: entry["pid"] for entry in event["processes"]})
+            return
+        if event["event"] == "devices":
+            self.watcher.dirty(attached.node.name, {int(index): why for index, why in event["dirty"].items()})
+            return
+        process = event["process"]
+        if process not in attached.listeners:
+            if event["event"] != "exit" and attached.greeted:  # it counts as dead: make it so
+                attached.wire.put({"do": "kill", "process": process})
+            return
+        listener = attached.listeners[process]
+        if event["event"] == "exit":
+            del attached.listeners[process]
+            self._where.pop(process, None)
+            attached.unclaimed.pop(process, None)
+        if listener is not None:
+            listener(event)
+        elif event["event"] != "exit":
+            attached.unclaimed.setdefault(process, deque(maxlen=_KEPT_UNCLAIMED)).append(event)
+
+    def _greet(self, attached: Attached, found: dict[str, int]) -> None:
+        """All processes of the node: those that are gone have ended, strangers are the owner's to judge."""
+        for process in [p for p in attached.listeners if p not in found and p not in attached.ordered]:
+            listener = attached.listeners.pop(process)
+            self._where.pop(process, None)
+            if listener is not None:
+                listener({"event": "exit", "process": process, "code": -9})
+        strangers = {process: pid for process, pid in found.items() if attached.listeners.get(process) is None}
+        for process in strangers:
+            attached.listeners[process] = None
+            forked: Message = {"event": "forked", "process": process, "pid": found[process]}
+            attached.unclaimed[process] = deque([forked], maxlen=_KEPT_UNCLAIMED)
+            self._where[process] = attached.node.name
+        attached.greeted = True
+        attached.ordered.clear()
+        self.watcher.arrived(attached.node, strangers)
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """Give up nodes that have not been heard of for a lease: their processes are dead to us."""
+        with self._lock:
+            now = self._clock()
+            for name in [n for n, a in self._nodes.items() if now - a.heard_s > self.lease_s]:
+                attached = self._nodes.pop(name)
+                attached.wire.disconnect()
+                self.watcher.lost(name)
+                for process, listener in attached.listeners.items():
+                    self._where.pop(process, None)
+                    if listener is not None:
+                        listener({"event": "exit", "process": process, "code": -9})
+
+
+def _parse_hello(hello: Any, identity: str) -> tuple[Node, str, bool]:
+    """(node, incarnation, whether it knows this very controller)."""
+    require(isinstance(hello, dict), "hello", type(hello).__name__, "must be an object")
+    spoken = hello.get("protocol")
+    problem = f"speaks agent protocol {spoken}, the controller {PROTOCOL}"
+    require(spoken == PROTOCOL, "protocol", spoken, problem, "upgrade the older one")
+    fields, incarnation = hello.get("node"), hello.get("incarnation")
+    known = {"name", "num_devices", "device_type", "domain_size", "rack", "pod"}
+    good = isinstance(fields, dict) and set(fields) <= known and {"name", "num_devices", "device_type"} <= set(fields)
+    require(good, "node", str(fields)[:100], f"must have the fields {', '.join(sorted(known))}")
+    for name, kind in (("num_devices", int), ("domain_size", int), ("device_type", str), ("rack", str), ("pod", str)):
+        value = fields.get(name, kind())
+        right = isinstance(value, kind) and not isinstance(value, bool) and len(str(value)) <= 63
+        require(right, f"node.{name}", str(value)[:63], f"must be of kind {kind.__name__}")
+    received = hello.get("received")
+    counted = isinstance(received, int) and not isinstance(received, bool) and received >= 0
+    require(counted, "received", str(received)[:63], "must be a whole number")
+    require(isinstance(incarnation, str) and 0 < len(incarnation) <= 64, "incarnation", None, "is missing")
+    return Node(**fields), incarnation, hello.get("controller") == identity

@@ -1,1 +1,109 @@
-"""A `JobRun` over processes that run already: they train on while a new coordinator takes them over."""
+"""A `JobRun` over processes that run already: they train on while a new coordinator takes them over.
+
+What the ranks do is theirs and goes on; what their old coordinator was in the midst of is settled by the owner's
+record. A move whose commit is on record goes forward, any other one back, at whatever point it was: until a verdict
+comes the ranks wait with both generations intact. A start that was not on record as done is begun anew by the owner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from suika.core.cluster import Device
+from suika.core.decision import Reason
+from suika.core.plan import Plan
+from suika.core.redeployment import Phase, Redeployment
+from suika.runtime.coordinator import JobRun
+from suika.runtime.events import Moving, Released
+from suika.runtime.gang import DiedError, Member
+from suika.runtime.messages import Message
+
+Claim = Callable[[str, Callable[[Message], None]], None]
+
+
+class ProcessName(NamedTuple):
+    """`job.generation.node/index` of a rank (the generation in which it was forked), `job.store.hex` of a store."""
+
+    job_id: str
+    device: Device | None
+
+    @staticmethod
+    def parse(text: str) -> ProcessName:
+        job_id, kind, rest = text.split(".", 2)
+        return ProcessName(job_id, None if kind == "store" else Device.parse(rest))
+
+
+@dataclass(frozen=True)
+class OnRecord:
+    """What the owner knows of the job. `move`: (target, its generation) of one that was in flight; `committed`: it is
+    on record as committed, and `plan` and `generation` are the new ones."""
+
+    plan: Plan
+    generation: int
+    step: int
+    reason: Reason
+    snapshot: tuple[str, int] | None = None
+    move: tuple[Plan, int] | None = None
+    committed: bool = False
+
+
+def take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Claim) -> Future[int]:
+    """Make `found` (process -> pid) the processes of the fresh `run`. `claim` gives their events to a listener.
+
+    Resolves with the steps done. If a rank of the present generation is missing, all are ended and `Ended(LOST)` names
+    the snapshot to go on from, as for any death.
+    """
+    return run.command(lambda: _take_back(run, record, found, claim))
+
+
+def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
+    members = _members(run, found)
+    run.adopt(record.plan, record.generation, {d: m for d, m in members.items() if d in record.plan.devices})
+    run.step = record.step
+    if record.snapshot is not None:
+        run.keeper.newest = record.snapshot
+    for process in found:
+        claim(process, run.gang.post)
+    missing = [device for device in record.plan.devices if device not in members]
+    if missing:
+        raise DiedError(Member(f"{run.job_id} on {missing[0]}", missing[0], 0.0), "was gone at the restart", 0.0)
+    others = {device: member for device, member in members.items() if device not in record.plan.devices}
+    if record.move is not None:
+        _settle(run, record, others)
+    elif others:
+        run.gang.kill(others.values())
+    return run.step
+
+
+def _members(run: JobRun, found: Mapping[str, int]) -> dict[Device, Member]:
+    """The ranks by device. Rendezvous stores are kept, since groups may need theirs, but no new rank joins one."""
+    ranks: dict[Device, Member] = {}
+    for process, pid in found.items():
+        device = ProcessName.parse(process).device
+        member = run.gang.members[process] = Member(process, device, time.monotonic(), pid=pid)
+        if device is not None:
+            ranks[device] = member
+    return ranks
+
+
+def _settle(run: JobRun, record: OnRecord, others: dict[Device, Member]) -> None:
+    """The verdict that the ranks may be waiting for; one that has it already does not heed it. `others` go."""
+    assert record.move is not None
+    target, number = record.move
+    do, phase = ("commit", Phase.COMMIT) if record.committed else ("abort", Phase.ABORTED)
+    run.gang.tell(run.gang.members.values(), do, generation=number)
+    error = None if record.committed else "the controller was restarted"
+    run.emit(
+        Moving(
+            run.job_id, number, Redeployment(run.job_id, number, record.plan, target, record.reason, phase, error=error)
+        )
+    )
+    if record.committed:
+        run.gang.dismiss(others.values())
+    else:
+        run.gang.kill(others.values())
+    run.emit(Released(run.job_id, number, tuple(others)))

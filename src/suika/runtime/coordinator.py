@@ -87,7 +87,7 @@ class JobRun:
 
     def start(self, plan: Plan, generation: int, snapshot: str | None = None) -> Future[int]:
         """Fork the ranks of `plan`, fresh or from `snapshot`. Resolves with the steps done after the first step."""
-        return self._command(lambda: self._start(plan, generation, snapshot))
+        return self.command(lambda: self._start(plan, generation, snapshot))
 
     def redeploy(
         self, plan: Plan, generation: int, reason: Reason, commit: Commit = lambda: True
@@ -97,15 +97,15 @@ class JobRun:
         Resolves with the record: phase RELEASE if it was committed, ABORTED (with `error`) if the old generation
         goes on. The pause is known some steps later: see `Measured`.
         """
-        return self._command(lambda: self._redeploy(plan, generation, reason, commit))
+        return self.command(lambda: self._redeploy(plan, generation, reason, commit))
 
     def snapshot(self) -> Future[str]:
         """Save the state after the same step on all ranks. Resolves with the snapshot's path."""
-        return self._command(self._snapshot)
+        return self.command(self._snapshot)
 
     def preempt(self) -> Future[Ended]:
         """Save the state at one agreed step, then give up all devices."""
-        return self._command(self._preempt)
+        return self.command(self._preempt)
 
     def kill(self) -> None:
         """End the job at once, whatever it is doing."""
@@ -118,7 +118,8 @@ class JobRun:
         self.kill()
         self._thread.join(self.limits.end_s * 2)
 
-    def _command(self, action: Callable[[], Any]) -> Future[Any]:
+    def command(self, action: Callable[[], Any]) -> Future[Any]:
+        """Have `action` carried out on the job's thread, after what was asked for before."""
         future: Future[Any] = Future()
         self._commands.append((future, action))
         self.gang.post({})

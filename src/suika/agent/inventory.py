@@ -1,0 +1,77 @@
+"""The devices of a node: CPU devices as many as asked for, NVIDIA devices as NVML finds them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Protocol
+
+from suika.core.errors import SpecError, require
+
+IDLE_BYTES = 600 << 20  # what a device without any process may hold: driver and firmware
+
+
+class Inventory(Protocol):
+    device_type: str
+    num_devices: int
+    checks: bool  # whether `dirty` can tell
+
+    def dirty(self) -> dict[int, str]:
+        """Devices that nobody of ours uses and that are not idle, with the reason."""
+        ...
+
+
+class CpuDevices:
+    """`num_devices` slots on the CPU. What a process held is gone with it: none is ever dirty."""
+
+    checks = False
+
+    def __init__(self, num_devices: int, device_type: str = "cpu") -> None:
+        require(0 < num_devices <= 1024, "devices", num_devices, "must be between 1 and 1024")
+        self.num_devices = num_devices
+        self.device_type = device_type
+
+    def dirty(self) -> dict[int, str]:
+        return {}
+
+
+class NvidiaDevices:
+    """All devices of this machine. A device with memory in use and no live process of ours is dirty."""
+
+    checks = True
+
+    def __init__(self, own_pids: Any = frozenset) -> None:
+        """`own_pids()` gives the processes that may use devices now. Raises `SpecError` without NVML or devices."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception as error:
+            raise SpecError("devices", "nvidia", f"NVML does not answer: {error}", "install nvidia-ml-py") from None
+        self._nvml = pynvml
+        self._own_pids = own_pids
+        self.num_devices = pynvml.nvmlDeviceGetCount()
+        require(self.num_devices > 0, "devices", "nvidia", "this machine has none")
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        self.device_type = short_name(name if isinstance(name, str) else name.decode())
+
+    def dirty(self) -> dict[int, str]:
+        found, own = {}, set(self._own_pids())
+        for index in range(self.num_devices):
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            users = set()
+            with suppress(self._nvml.NVMLError):
+                users = {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+            if users & own:
+                continue
+            used = self._nvml.nvmlDeviceGetMemoryInfo(handle).used
+            if users:
+                found[index] = f"processes {sorted(users)} of others use it"
+            elif used > IDLE_BYTES:
+                found[index] = f"{used >> 20} MiB are in use by nobody"
+        return found
+
+
+def short_name(name: str) -> str:
+    """`NVIDIA H200` -> `H200`, `NVIDIA A100-SXM4-80GB` -> `A100`."""
+    words = name.replace("NVIDIA", "").replace("Tesla", "").replace("GeForce", "").split()
+    return words[0].partition("-")[0] if words else "gpu"

@@ -1,0 +1,102 @@
+"""Numbered, acknowledged messages between an agent and its controller, over connections that may break.
+
+Each side of a session has a `Wire`. A frame is `{"n": number, "ack": highest number taken, "m": message}`, or
+`{"ack": ..}` alone as a sign of life. After a break both sides send again what was not acknowledged; what arrives twice
+is dropped, so that each message is taken exactly once and in order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+Message = dict[str, Any]
+Frame = dict[str, Any]
+PROTOCOL = 1  # both sides must speak the same; raised when frames or messages change their meaning
+
+
+class LinkError(ValueError):
+    """The other side does not keep to the protocol: the connection is of no use."""
+
+
+class Wire:
+    """One side's end. `put` may be called from any thread; frames leave in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.received = 0  # highest number taken
+        self._lock = threading.RLock()
+        self._next = 1
+        self._unacked: deque[tuple[int, Message]] = deque()
+        self._send: Callable[[Frame], None] | None = None
+
+    def connect(self, send: Callable[[Frame], None], peer_received: int) -> None:
+        """A connection stands (again): what the other side has not taken goes out first."""
+        with self._lock:
+            self._drop(peer_received)
+            self._send = send
+            for number, message in tuple(self._unacked):
+                self._try(number, message)
+
+    def disconnect(self) -> None:
+        with self._lock:
+            self._send = None
+
+    def put(self, message: Message) -> None:
+        """Send now, or as soon as there is a connection."""
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._unacked.append((number, message))
+            self._try(number, message)
+
+    def beat(self) -> None:
+        """A sign of life, which also acknowledges."""
+        with self._lock:
+            if self._send is not None:
+                self._attempt({"ack": self.received})
+
+    def take(self, frame: Any) -> Message | None:
+        """The frame's message; None for a sign of life and for what was taken before. Raises `LinkError`."""
+        if not isinstance(frame, dict) or not _count(frame.get("ack")):
+            raise LinkError("a frame needs 'ack', a whole number")
+        with self._lock:
+            if frame["ack"] >= self._next:
+                raise LinkError(f"acknowledges {frame['ack']}, which was never sent")
+            number = frame.get("n")
+            if number is not None and not _count(number):
+                raise LinkError("'n' must be a whole number")
+            if number is not None and number > self.received + 1:
+                raise LinkError(f"message {number} after {self.received}: some are missing")
+            if number is not None and not isinstance(frame.get("m"), dict):
+                raise LinkError("'m' must be a message")
+            self._drop(frame["ack"])
+            if number is None or number <= self.received:
+                return None
+            self.received = number
+            message = frame["m"]
+            assert isinstance(message, dict)
+            return message
+
+    def unacknowledged(self) -> list[Message]:
+        """What the other side may not have taken."""
+        with self._lock:
+            return [message for _, message in self._unacked]
+
+    def _drop(self, acknowledged: int) -> None:
+        while self._unacked and self._unacked[0][0] <= acknowledged:
+            self._unacked.popleft()
+
+    def _try(self, number: int, message: Message) -> None:
+        self._attempt({"n": number, "ack": self.received, "m": message})
+
+    def _attempt(self, frame: Frame) -> None:
+        if self._send is not None:
+            try:
+                self._send(frame)
+            except Exception:  # whatever it is, this connection is over; the message waits for the next
+                self._send = None
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62

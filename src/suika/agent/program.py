@@ -1,0 +1,216 @@
+"""The agent: one node's connection to its controller, and the hand that carries out the controller's orders.
+
+It connects out, so that nodes need no open port, and only to its controller (TLS checked, node token shown). It may be
+restarted at any time: the processes belong to the fork server, which it finds again. While no controller is in touch,
+processes train on until the fork server's orphan limit; the agent says `seen` to it for every sign of life.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from suika.agent.forks import Forks
+from suika.agent.inventory import Inventory
+from suika.agent.link import PROTOCOL, LinkError, Message, Wire
+from suika.core.cluster import Node
+from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY
+
+PATH = "/v1/agents"
+TRAINER = "suika.train.program:build"
+_RETRY_S = (0.2, 5.0)  # first and longest wait between attempts
+_MAX_FRAME_BYTES = 4 << 20
+_BEATS_PER_LEASE = 6
+CLEAN_WAIT_S = 10.0  # how long a device may take to become idle after its process ended
+
+
+class RefusedError(RuntimeError):
+    """The token is not a node's: trying again will not help."""
+
+
+class Agent:
+    """`run` until `stop`. `programs`: what ranks may load; nothing else is started, whatever the controller says."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        node: Node,
+        folder: Path,
+        forks: Forks,
+        inventory: Inventory,
+        ca: Path | None = None,
+        programs: Collection[str] = (TRAINER,),
+    ) -> None:
+        self._url = "ws" + url.removeprefix("http").rstrip("/") + PATH
+        self._token = token
+        self.node = node
+        self._logs = folder / "logs"
+        self._forks = forks
+        self._inventory = inventory
+        self._tls = ssl.create_default_context(cafile=str(ca) if ca else None) if url.startswith("https") else None
+        self._programs = frozenset(programs)
+        self._incarnation = secrets.token_hex(8)
+        self._controller: str | None = None
+        self._lock = threading.Lock()  # of the three that follow
+        self._wire = Wire()
+        self._awaits_hello = True
+        self._forks_ended = False
+        self._connection: ClientConnection | None = None
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Serve until `stop`. Raises `RefusedError`, or `ForksError` if there can be no processes here."""
+        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._start_forks()
+        wait_s = _RETRY_S[0]
+        while not self._stopped.is_set():
+            began_s = time.monotonic()
+            try:
+                self._connect()
+            except (OSError, WebSocketException, LinkError, TimeoutError) as error:
+                if isinstance(error, InvalidStatus) and error.response.status_code in (401, 403):
+                    raise RefusedError(f"the controller refuses the token ({error.response.status_code})") from None
+                self._note(f"no controller: {type(error).__name__}: {error}")
+            finally:
+                self._wire.disconnect()
+            wait_s = _RETRY_S[0] if time.monotonic() - began_s > 10 else min(wait_s * 2, _RETRY_S[1])
+            self._stopped.wait(wait_s * random.uniform(0.5, 1.0))
+        self._forks.close()
+
+    def stop(self) -> None:
+        """Leave; processes live on and another agent takes them over."""
+        self._stopped.set()
+        if self._connection is not None:
+            self._connection.close()
+
+    # -- one connection -----------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        with connect(
+            self._url,
+            ssl=self._tls,
+            additional_headers=headers,
+            max_size=_MAX_FRAME_BYTES,
+            open_timeout=20,
+            close_timeout=2,
+            ping_interval=None,  # signs of life are ours
+            compression=None,
+        ) as connection:
+            self._connection = connection
+            lease_s = self._greet(connection)
+            self._note(f"connected to controller {self._controller}")
+            self._serve(connection, lease_s)
+
+    def _greet(self, connection: ClientConnection) -> float:
+        """Introduce the node; go on where this controller and this agent were, or begin anew. Returns the lease."""
+        hello = {
+            "protocol": PROTOCOL,
+            "node": asdict(self.node),
+            "incarnation": self._incarnation,
+            "controller": self._controller,
+            "received": self._wire.received,
+        }
+        connection.send(json.dumps(hello))
+        answer = json.loads(connection.recv(20))
+        if "refused" in answer:
+            raise LinkError(f"refused: {answer['refused']}")
+        with self._lock:
+            anew = not answer["resumes"]
+            if anew:
+                self._wire, self._awaits_hello = Wire(), True
+            self._controller = answer["controller"]
+            self._wire.connect(lambda frame: connection.send(json.dumps(frame)), answer["received"])
+        if anew:
+            self._forks.order({"do": "replay"})
+            self._tell_dirty(self._inventory.dirty())
+        return float(answer["lease_s"])
+
+    def _serve(self, connection: ClientConnection, lease_s: float) -> None:
+        beat_s = lease_s / _BEATS_PER_LEASE
+        heard_s = beaten_s = time.monotonic()
+        while not self._stopped.is_set():
+            try:
+                text = connection.recv(beat_s)
+            except TimeoutError:
+                text = None
+            now = time.monotonic()
+            if text is not None:
+                heard_s = now
+                order = self._wire.take(json.loads(text))
+                self._forks.order({"do": "seen"})
+                if order is not None:
+                    self._obey(order)
+            elif now - heard_s > lease_s:
+                raise TimeoutError(f"the controller has been silent for {lease_s:.0f} s")
+            if text is None or now - beaten_s > beat_s:
+                self._wire.beat()
+                beaten_s = now
+            if self._forks_ended:
+                self._restart_forks()
+
+    def _obey(self, order: Message) -> None:
+        """Carry out an order; acknowledged at once, so that the controller does not give it to a successor again."""
+        if order.get("do") == "fork":
+            launch = order["launch"]
+            entry, program = order["entry"], launch.get("program")
+            if entry not in (RANK_ENTRY, STORE_ENTRY) or (program is not None and program not in self._programs):
+                self._note(f"refused to start {entry} with {program}")
+                self._wire.put({"event": "exit", "process": order["process"], "code": 126})
+                return
+            order = order | {"log": str(self._logs / f"{order['process'].replace('/', '_')}.log")}
+        if order.get("do") in ("fork", "send", "kill", "shutdown"):
+            self._forks.order(order)
+        self._wire.beat()
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _start_forks(self) -> None:
+        self._forks_ended = False
+        self._forks.start(self._pass_on, self._note_end)
+
+    def _note_end(self) -> None:
+        self._forks_ended = True
+
+    def _restart_forks(self) -> None:
+        """The fork server died, and with it all its processes: say so, by the empty list of a new one."""
+        self._note("the fork server is gone; starting another")
+        self._start_forks()
+
+    def _pass_on(self, event: Message) -> None:
+        """What happens here, in order. Until the fork server has told everything anew, nothing else is news."""
+        if event["event"] == "exit":
+            self._await_idle(event["process"])
+        with self._lock:
+            if event["event"] == "hello":
+                self._awaits_hello = False
+                event = {"event": "hello", "processes": event["processes"]}
+            if not self._awaits_hello:
+                self._wire.put(event)
+
+    def _await_idle(self, process: str) -> None:
+        """Before the controller may offer a device again its memory is back, or it is said to be dirty."""
+        if not self._inventory.checks:
+            return
+        deadline = time.monotonic() + CLEAN_WAIT_S
+        while (dirty := self._inventory.dirty()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._tell_dirty(dirty)
+
+    def _tell_dirty(self, dirty: dict[int, str]) -> None:
+        self._wire.put({"event": "devices", "dirty": {str(index): why for index, why in dirty.items()}})
+
+    def _note(self, text: str) -> None:
+        print(f"suika agent {self.node.name}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""What a node may say, and what of it must be there: checked before anything acts on it.
+
+An agent is trusted with its own processes, not with the controller: a message that is not in order is refused whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from suika.agent.link import LinkError, Message
+
+_NUMBER, _WHOLE, _TEXT = (int, float), (int,), (str,)
+# What the coordinator reads of each thing that a rank or a store says.
+SAID: dict[str, dict[str, tuple[type, ...]]] = {
+    "ready": {},
+    "store": {"host": _TEXT, "port": _WHOLE},
+    "running": {"step": _WHOLE},
+    "step": {
+        "step": _WHOLE,
+        "loss": _NUMBER,
+        "grad_norm": _NUMBER,
+        "lr": _NUMBER,
+        "num_tokens": _WHOLE,
+        "at_s": _NUMBER,
+    },
+    "pong": {},
+    "prepared": {"digest": _TEXT, "bound_bytes": _WHOLE, "network_bytes": _WHOLE},
+    "cut": {"step": _WHOLE},
+    "verified": {"received_bytes": _WHOLE, "verify_s": _NUMBER},
+    "resumed": {},
+    "unable": {"error": _TEXT, "at_s": _NUMBER},
+    "failed": {"error": _TEXT, "at_s": _NUMBER},
+    "ended": {"step": _WHOLE, "outcome": _TEXT},
+    "written": {"step": _WHOLE, "stall_s": _NUMBER},
+    "unwritten": {"step": _WHOLE, "error": _TEXT},
+    "published": {"step": _WHOLE, "path": _TEXT},
+}
+OUTCOMES = ("finished", "preempted")
+_MAX_TEXT = 65536
+
+
+def check_event(event: Message) -> None:
+    """Raise `LinkError` unless `event` is one that a node may send."""
+    match event.get("event"):
+        case "hello":
+            _check_hello(event)
+        case "forked":
+            _check(event, "forked", {"process": _TEXT, "pid": _WHOLE})
+        case "exit":
+            _check(event, "exit", {"process": _TEXT, "code": _WHOLE})
+        case "message":
+            _check(event, "message", {"process": _TEXT, "message": (dict,)})
+            _check_message(event["message"])
+        case "devices":
+            _check_dirty(event.get("dirty"))
+        case kind:
+            raise LinkError(f"no such event: {str(kind)[:40]!r}")
+
+
+def _check_hello(event: Message) -> None:
+    _check(event, "hello", {"processes": (list,)})
+    for entry in event["processes"]:
+        if not isinstance(entry, dict):
+            raise LinkError("hello: a process is no object")
+        _check(entry, "hello", {"process": _TEXT, "pid": _WHOLE})
+
+
+def _check_message(message: Message) -> None:
+    _check(message, "message", {"say": _TEXT})
+    generation = message.get("generation", 0)
+    if not isinstance(generation, int) or isinstance(generation, bool) or not 0 <= generation < 1 << 62:
+        raise LinkError("generation must be a whole number")
+    say = message["say"]
+    if say not in SAID:
+        raise LinkError(f"nobody says {say[:40]!r}")
+    _check(message, say, SAID[say])
+    if say == "ended" and message["outcome"] not in OUTCOMES:
+        raise LinkError(f"ended: no such outcome: {message['outcome'][:40]!r}")
+
+
+def _check_dirty(dirty: Any) -> None:
+    if not isinstance(dirty, dict):
+        raise LinkError("devices: 'dirty' must be an object")
+    for index, why in dirty.items():
+        if not (isinstance(index, str) and index.isascii() and index.isdecimal() and len(index) < 6):
+            raise LinkError("devices: an index is no number")
+        if not isinstance(why, str) or len(why) > 500:
+            raise LinkError("devices: a reason must be text")
+
+
+def _check(event: Message, where: str, fields: dict[str, tuple[type, ...]]) -> None:
+    for name, kinds in fields.items():
+        value = event.get(name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise LinkError(f"{where}: {name} is missing or of the wrong kind")
+        if isinstance(value, str) and len(value) > _MAX_TEXT:
+            raise LinkError(f"{where}: {name} is too long")
+        if isinstance(value, int) and abs(value) >= 1 << 62:
+            raise LinkError(f"{where}: {name} is too large")

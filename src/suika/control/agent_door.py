@@ -1,0 +1,80 @@
+"""Where agents connect: a WebSocket under /v1/agents, handed on to the `AgentHub`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+
+from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from starlette.concurrency import run_in_threadpool
+
+from suika.agent.link import Frame, LinkError
+from suika.control.accounts import Accounts
+from suika.control.agents import AgentHub
+from suika.control.auth import Right
+from suika.core.errors import SpecError
+
+_HELLO_WAIT_S = 20.0
+_POLICY_VIOLATION, _GOING_AWAY = 1008, 1001
+
+
+def install_agents(app: FastAPI, hub: AgentHub, accounts: Accounts) -> None:
+    """Routes for agents; an agent shows a token of role node."""
+
+    @app.websocket("/v1/agents")
+    async def serve_agent(socket: WebSocket) -> None:
+        scheme, _, token = socket.headers.get("authorization", "").partition(" ")
+        account = await run_in_threadpool(accounts.authenticate, token) if scheme.lower() == "bearer" else None
+        if account is None or not account.may(Right.SERVE):
+            await socket.close(_POLICY_VIOLATION)  # before it is accepted: an HTTP 403
+            return
+        await socket.accept()
+        with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+            await _Conversation(socket, hub).hold()
+
+
+class _Conversation:
+    """One connection. Frames are sent in order by one task, whoever asks for it on whatever thread."""
+
+    def __init__(self, socket: WebSocket, hub: AgentHub) -> None:
+        self._socket = socket
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: asyncio.Queue[Frame | None] = asyncio.Queue()
+
+    async def hold(self) -> None:
+        name = await self._join()
+        if name is None:
+            return
+        sender = asyncio.create_task(self._send_all())
+        try:
+            while True:
+                text = await self._socket.receive_text()
+                await run_in_threadpool(self._hub.receive, name, self, text)
+        except LinkError as error:
+            with suppress(RuntimeError):
+                await self._socket.close(_POLICY_VIOLATION, str(error)[:120])
+        finally:
+            self._hub.leave(name, self)
+            sender.cancel()
+
+    async def _join(self) -> str | None:
+        text = await asyncio.wait_for(self._socket.receive_text(), _HELLO_WAIT_S)
+        try:
+            hello = json.loads(text)
+            name, answer = self._hub.join(hello, self)
+        except (SpecError, ValueError, RecursionError) as error:
+            await self._socket.send_text(json.dumps({"refused": str(error)}))
+            await self._socket.close(_POLICY_VIOLATION)
+            return None
+        await self._socket.send_text(json.dumps(answer))
+        self._hub.ready(name, self, self._put, hello["received"] if answer["resumes"] else 0)
+        return name
+
+    def _put(self, frame: Frame) -> None:
+        self._loop.call_soon_threadsafe(self._outgoing.put_nowait, frame)
+
+    async def _send_all(self) -> None:
+        while (frame := await self._outgoing.get()) is not None:
+            await self._socket.send_text(json.dumps(frame, separators=(",", ":"), allow_nan=False))

@@ -1,0 +1,271 @@
+"""The hub and an agent's end of it in memory: leases, breaks, restarts of either side, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from suika.agent.link import PROTOCOL, LinkError, Wire
+from suika.control.agents import AgentHub, Watcher
+from suika.core.errors import SpecError
+
+
+class Notes(Watcher):
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+
+    def arrived(self, node: Any, processes: Any) -> None:
+        self.said.append(("arrived", node.name, dict(processes)))
+
+    def dirty(self, node: str, devices: Any) -> None:
+        self.said.append(("dirty", node, dict(devices)))
+
+    def lost(self, node: str) -> None:
+        self.said.append(("lost", node))
+
+
+class Node:
+    """An agent's end: what `suika.agent.program` does, without a fork server or a network."""
+
+    def __init__(self, hub: AgentHub, name: str = "n0", incarnation: str = "first") -> None:
+        self.hub, self.name, self.incarnation = hub, name, incarnation
+        self.wire, self.controller, self.connection = Wire(), None, object()
+        self.orders: list[dict[str, Any]] = []
+        self.resumed = False
+
+    def hello(self, **changes: Any) -> dict[str, Any]:
+        node = {"name": self.name, "num_devices": 4, "device_type": "cpu"}
+        said = {"protocol": PROTOCOL, "node": node, "incarnation": self.incarnation, "controller": self.controller}
+        return said | {"received": self.wire.received} | changes
+
+    def connect(self) -> None:
+        self.connection = object()
+        connection, received = self.connection, self.wire.received
+        name, answer = self.hub.join(self.hello(), connection)
+        self.resumed, self.controller = answer["resumes"], answer["controller"]
+        if not self.resumed:
+            self.wire, received = Wire(), 0
+        self.wire.connect(lambda frame: self.hub.receive(self.name, connection, json.dumps(frame)), answer["received"])
+        self.hub.ready(name, connection, self._hear, received)
+
+    def _hear(self, frame: dict[str, Any]) -> None:
+        order = self.wire.take(json.loads(json.dumps(frame)))
+        if order is not None:
+            self.orders.append(order)
+
+    def cut(self, noticed: bool = True) -> None:
+        """The connection breaks; `noticed`: by the controller too."""
+        self.wire.disconnect()
+        if noticed:
+            self.hub.leave(self.name, self.connection)
+
+    def say(self, event: str, **data: Any) -> None:
+        self.wire.put({"event": event, **data})
+
+    def greet(self, **processes: int) -> None:
+        self.say("hello", processes=[{"process": p, "pid": pid} for p, pid in processes.items()])
+
+
+class Job:
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.heard.append(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event["event"] for event in self.heard]
+
+
+@pytest.fixture
+def made() -> tuple[AgentHub, Notes, list[float]]:
+    now, notes = [0.0], Notes()
+    return AgentHub(notes, lease_s=60.0, clock=lambda: now[0]), notes, now
+
+
+def step(number: int) -> dict[str, Any]:
+    numbers = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "num_tokens": 5, "at_s": 1.0}
+    return {"say": "step", "generation": 1, "step": number, **numbers}
+
+
+def test_orders_and_events_pass_and_are_taken_once(made: Any) -> None:
+    hub, notes, _ = made
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {"a": 1}, job)
+    hub.send("j.1.n0/0", {"do": "start"})
+    assert [order["do"] for order in node.orders] == ["fork", "send"]
+    node.say("forked", process="j.1.n0/0", pid=7)
+    node.say("message", process="j.1.n0/0", message=step(1))
+    node.say("exit", process="j.1.n0/0", code=0)
+    assert job.kinds == ["forked", "message", "exit"]
+    assert notes.said == [("arrived", "n0", {})]
+
+
+def test_a_break_below_the_lease_costs_nothing(made: Any) -> None:
+    hub, notes, now = made
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    for number, gap_s in enumerate((10.0, 30.0, 59.0)):
+        node.cut(noticed=number % 2 == 0)
+        hub.send("j.1.n0/0", {"do": "snapshot", "number": number})
+        node.say("message", process="j.1.n0/0", message=step(number))
+        now[0] += gap_s
+        hub.expire()
+        if number % 2 == 0:
+            hub.send("j.1.n0/0", {"do": "ping"})  # answered in its place: it is not known to be dead
+            assert job.heard[-1]["event"] == "unreachable"
+        node.connect()
+        assert node.resumed
+    sent = [
+        order["message"]["number"] for order in node.orders if order["do"] == "send" and "number" in order["message"]
+    ]
+    assert sent == [0, 1, 2]
+    assert [e["message"]["step"] for e in job.heard if e["event"] == "message"] == [0, 1, 2]
+    assert ("lost", "n0") not in notes.said
+    assert not [e for e in job.heard if e["event"] == "exit"]
+
+
+def test_after_the_lease_its_processes_are_dead_and_strangers_when_it_returns(made: Any) -> None:
+    hub, notes, now = made
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node.cut()
+    node.say("message", process="j.1.n0/0", message=step(50))
+    now[0] += 61
+    hub.expire()
+    assert notes.said[-1] == ("lost", "n0")
+    assert job.kinds == ["exit"]
+    hub.spawn("j.2.n0/0", "n0", "entry", {}, job)  # nobody is there: dead at once, not waited for
+    assert job.kinds == ["exit", "exit"]
+    node.connect()
+    assert not node.resumed
+    node.greet(**{"j.1.n0/0": 7})
+    node.say("message", process="j.1.n0/0", message=step(60))
+    assert job.kinds == ["exit", "exit"]  # nothing of its old life counts
+    node.say("message", process="j.9.n0/3", message=step(60))  # nobody ever asked for this one
+    assert node.orders.pop() == {"do": "kill", "process": "j.9.n0/3"}
+    assert notes.said[-1] == ("arrived", "n0", {"j.1.n0/0": 7})
+    hub.kill("j.1.n0/0")
+    assert node.orders[-1] == {"do": "kill", "process": "j.1.n0/0"}
+
+
+def test_a_restarted_agent_goes_on_with_the_same_processes(made: Any) -> None:
+    hub, notes, _ = made
+    node, lives, dies = Node(hub), Job(), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, lives)
+    hub.spawn("k.1.n0/1", "n0", "entry", {}, dies)
+    node.wire.beat()  # taken
+    node.cut()
+    hub.send("j.1.n0/0", {"do": "snapshot"})
+    again = Node(hub, incarnation="second")
+    again.connect()
+    assert not again.resumed
+    again.greet(**{"j.1.n0/0": 7})
+    assert [order["do"] for order in again.orders] == ["send"]
+    assert dies.kinds == ["exit"]
+    again.say("message", process="j.1.n0/0", message=step(3))
+    assert lives.kinds == ["message"]
+    assert notes.said[-1] == ("arrived", "n0", {})
+
+
+def test_an_order_that_the_old_agent_never_took_is_given_to_the_new_one(made: Any) -> None:
+    hub, _, _ = made
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    node.cut()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    again = Node(hub, incarnation="second")
+    again.connect()
+    again.greet()
+    assert [order["do"] for order in again.orders] == ["fork"]
+    assert job.kinds == []
+
+
+def test_a_new_controller_claims_what_runs_and_hears_what_was_said(made: Any) -> None:
+    old, _, _ = made
+    node = Node(old)
+    node.connect()
+    hub, notes = AgentHub(Notes()), None
+    node.hub = hub
+    node.connect()
+    assert not node.resumed
+    node.greet(**{"j.1.n0/0": 7, "x.1.n0/1": 8})
+    node.say("message", process="j.1.n0/0", message=step(9))
+    job = Job()
+    hub.claim("j.1.n0/0", job)
+    node.say("message", process="j.1.n0/0", message=step(10))
+    assert job.kinds == ["forked", "message", "message"]
+    assert job.heard[0]["pid"] == 7
+    hub.claim("gone", job)
+    assert job.heard[-1] == {"event": "exit", "process": "gone", "code": -9}
+    assert notes is None
+
+
+def test_two_nodes_of_one_name(made: Any) -> None:
+    hub, _, _ = made
+    node = Node(hub)
+    node.connect()
+    with pytest.raises(SpecError, match="is connected already"):
+        Node(hub, incarnation="other").connect()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protocol": PROTOCOL + 1},
+        {"node": {"name": "../x", "num_devices": 4, "device_type": "cpu"}},
+        {"node": {"name": "n0", "num_devices": True, "device_type": "cpu"}},
+        {"node": {"name": "n0", "num_devices": 0, "device_type": "cpu"}},
+        {"node": {"name": "n0", "num_devices": 4, "device_type": "cpu", "owner": "me"}},
+        {"node": []},
+        {"incarnation": 7},
+    ],
+)
+def test_agents_that_are_not_taken(made: Any, changes: dict[str, Any]) -> None:
+    hub, notes, _ = made
+    with pytest.raises(SpecError):
+        hub.join(Node(hub).hello(**changes), object())
+    assert (hub.nodes, notes.said) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        "{}",
+        '{"ack": -1}',
+        '{"ack": true}',
+        '{"ack": 99}',
+        '{"ack": 0, "n": 9, "m": {"event": "devices", "dirty": {}}}',
+        '{"ack": 0, "n": 1, "m": 3}',
+        '{"ack": 0, "n": 1, "m": {"event": "reboot"}}',
+        '{"ack": 0, "n": 1, "m": {"event": "exit", "process": "j.1.n0/0", "code": "0"}}',
+        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "step"}}}',
+        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "obey"}}}',
+    ],
+)
+def test_frames_that_are_refused_change_nothing(made: Any, frame: str) -> None:
+    hub, notes, _ = made
+    node, job = Node(hub), Job()
+    node.connect()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    before = (list(notes.said), hub.nodes, list(job.heard))
+    with pytest.raises(LinkError):
+        hub.receive("n0", node.connection, frame)
+    assert (list(notes.said), hub.nodes, list(job.heard)) == before
+    node.greet(**{"j.1.n0/0": 4})  # and the session is as it was
+    assert notes.said[-1][0] == "arrived"
