@@ -185,3 +185,20 @@ def test_runs_do_not_touch_global_state() -> None:
 def test_twins_are_reproducible() -> None:
     spec = job(gpt(layers=1), "fp32")
     assert run(spec, Layout(), 3) == twin(spec, 3)
+
+
+def test_binding_other_buffers_changes_what_is_trained() -> None:
+    spec = job(gpt(layers=2))
+    text()
+
+    def body(rank: int, store: dist.Store) -> list[Any]:
+        program = trainer(spec, Layout(), rank, store)
+        first, second = program.initialise(), program.initialise()
+        program.bind(first)
+        result = program.step(())
+        program.load_records({"steps_done": 0, "position": 0})
+        program.bind(second)
+        again = program.step(())
+        return [result == again, all(torch.equal(first[name], second[name]) for name in first)]
+
+    assert run_ranks(1, body) == [[True, True]]
