@@ -46,9 +46,10 @@ class Watched(JobRun):
         self.events: list[JobEvent] = []
         self.hook: Callable[[JobEvent], None] = lambda event: None
         self._news = threading.Condition()
-        more = {"program": "tiny_program:build", "limits": Limits(silent_s=2.0, answer_s=3.0), **more}
+        limits = Limits(silent_s=2.0, answer_s=5.0)
+        more = {"program": "tiny_program:build", "limits": limits, "data_path": str(folder), **more}
         super().__init__(
-            f"{job.name}-{os.urandom(3).hex()}", job, backend, CLUSTER, folder, str(folder), self.note, **more
+            f"{job.name}-{os.urandom(3).hex()}", job, backend, CLUSTER, folder, on_event=self.note, **more
         )
 
     def note(self, event: JobEvent) -> None:

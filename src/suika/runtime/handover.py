@@ -129,6 +129,7 @@ class Handover:
         self._decided.wait()
         if self._aborted:
             raise AbortedError(f"generation {self.number} was called off")
+        self._live, self._buffers = None, {}  # what is not kept may go
 
     def _move(self, step: int | None) -> MoveReport:
         plan, live, new = self._plan, self._live, self.new
@@ -154,17 +155,17 @@ class Handover:
         assert isinstance(first, dict)
         return first
 
-    def finish(self) -> None:
-        """After the commit: the move's own connections are no longer needed."""
+    def close(self) -> None:
+        """The move's own connections are no longer needed."""
         self._preparer.join()
         if self._group is not None:
             self._group.shutdown()
             self._group = None
-        self._buffers = {}
 
     def discard(self) -> None:
         """After an abort: forget the new generation."""
-        self.finish()
+        self.close()
+        self._live, self._buffers = None, {}
         if self.new is not None:
             self.new.destroy()
             self.new = None

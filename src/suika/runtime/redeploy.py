@@ -16,6 +16,8 @@ from suika.core.cluster import Cluster
 from suika.core.decision import Reason
 from suika.core.plan import Plan
 from suika.core.redeployment import Phase, Redeployment
+from suika.reshard.assignment import bound_bytes, inbound_bytes
+from suika.reshard.state import JobShape
 from suika.runtime import timing
 from suika.runtime.events import AllStepsDoneError, Moving, Released
 from suika.runtime.gang import DiedError, UnableError
@@ -72,6 +74,7 @@ class Move:
             cluster=self._part_of_cluster().to_dict(),
             store=self._run.store(),
         )
+        self._record = replace(self._record, bound_bytes=self._bound_bytes())
         prepared = self._gather("prepared", self._everyone, self._limits.build_s)
         digests = {message["digest"] for message in prepared}
         if len(digests) > 1:
@@ -80,6 +83,12 @@ class Move:
         self._record = replace(self._record, network_bytes=prepared[0]["network_bytes"])
         self._run.settle_snapshot()
         self._mark(Phase.PREPARE)
+
+    def _bound_bytes(self) -> int:
+        """The least that any placement of the new layout on the same devices would have to move."""
+        old, new = self._record.old, self._record.new
+        shape = JobShape.of(self._run.spec)
+        return bound_bytes(inbound_bytes(shape, old, new.layout, new.devices, new.order))
 
     def _part_of_cluster(self) -> Cluster:
         """The nodes that the move touches, in the cluster's order."""

@@ -25,7 +25,7 @@ class StoreRefusedError(RuntimeError):
 
 
 def serve(channel: Channel, launch: Mapping[str, Any]) -> None:
-    """Entry of the store's process; `launch` is `{token}`. Says `store` with host and port, serves until told to exit."""
+    """Entry of the store's process; `launch` is `{token}`. Says `store` with host and port."""
     store = _bind()
     store.set(TOKEN_KEY, launch["token"])
     channel.send({"say": "store", "host": HOST, "port": store.port})

@@ -14,12 +14,14 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from suika.core.plan import Plan
+from suika.runtime import groups as process_groups
 from suika.runtime import store as rendezvous
 from suika.runtime.events import Outcome
 from suika.runtime.generation import Generation, RankJob
@@ -47,6 +49,7 @@ class Rank:
         self._live: Generation | None = None
         self._handover: Handover | None = None
         self._saver = Saver(job, self._say)
+        self._retired: list[Callable[[], None]] = []
         self._wants_stop = self._wants_save = False
 
     def run(self) -> None:
@@ -135,6 +138,7 @@ class Rank:
                 continue
             result = live.program.step(self._votes())
             self._report(live, result)
+            self._retire()
             cut, stop, save = result.votes
             if result.step >= steps:
                 continue
@@ -173,9 +177,16 @@ class Rank:
             self._say("resumed", generation=handover.number)
             return
         old, self._live, self._handover = self._live, handover.new, None
-        handover.finish()
+        self._retired = [handover.close]
         if old is not None:
-            old.destroy()
+            self._retired.append(partial(process_groups.destroy, old.groups))  # its memory is free already
+        if self._live is None:
+            self._retire()
+
+    def _retire(self) -> None:
+        """Close what the last move left over, once the pause is over."""
+        while self._retired:
+            self._retired.pop()()
 
     def _end(self, live: Generation, outcome: Outcome) -> None:
         """Save the state after the last step and wait to be told to go: no rank exits alone."""
