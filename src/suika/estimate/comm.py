@@ -31,8 +31,9 @@ def half_reduce_s(g: Grid, group: Array, extent: Array, message_bytes: Array) ->
 
 
 def hop_s(g: Grid, extent: Array, message_bytes: Array) -> Array:
-    """One point-to-point transfer between pipeline neighbours."""
+    """One point-to-point transfer between pipeline neighbours; tp ranks send a part each where the stack splits it."""
     near = inside(g, extent)
+    message_bytes = message_bytes / np.where((g.p2p_split > 0) | (g.sequence_parallel > 0), g.tp, 1.0)
     time = np.where(near, 1.5e-5, g.network_latency_s + 2e-5) + message_bytes / np.where(near, g.bus, g.network)
     return np.where(g.pp > 1, time, 0.0)
 

@@ -12,8 +12,10 @@ import numpy as np
 from suika.estimate.grid import Array, Grid
 
 KERNEL_S = 3e-6  # start of a kernel that is already queued
+VECTOR_KERNELS = 12  # element-wise kernels of a fused layer's forward pass
 GEMM_BANDWIDTH = 0.65  # of the memory peak, reached by operands of a GEMM
-TILE = 128  # rows and columns of a GEMM's output tile
+TILE = 128  # rows and columns of a GEMM's output tile, rows of an attention kernel's
+ATTENTION_WAVE = 1.5  # waves of tiles at which a fused attention kernel is 40 % efficient
 
 
 @dataclass(frozen=True)
@@ -65,19 +67,30 @@ def _linear(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> tuple[Array, 
     return forward, backward
 
 
+def softmax_is_loose(g: Grid) -> Array:
+    """Megatron's softmax kernel takes four (sequence, head) pairs to a block; otherwise scale, mask, cast and softmax
+    each pass through memory (and each need a launch)."""
+    return (g.unfused > 0) & ((g.micro_batch * g.heads / g.tp) % 4 > 0)
+
+
 def _attention_core(g: Grid, tokens: Array) -> tuple[Array, Array]:
     """Scores, softmax and weighted values of one layer; causal halves the work of a fused kernel only."""
     width = g.q_width / g.tp
     s = g.sequence
     rate = g.peak * g.attention * s / (s + 400.0) * np.where(g.head_dim <= 64, 0.75, 1.0)
-    fused = 2 * tokens * s * width / rate
+    # A fused kernel gives each unit tiles of queries of one head; few of them leave units idle.
+    tiles = tokens * g.heads / g.tp / TILE / g.num_units
+    fused = 2 * tokens * s * width / rate * (1 + ATTENTION_WAVE / np.maximum(tiles, 1e-9))
     # Unfused: whole square of scores through memory; bytes per score element: 13 forward, 19 backward.
-    scores = tokens * s * g.heads / g.tp / g.cp
-    through = 0.75 * g.memory_bytes_per_s / (g.element_bytes / 2)
-    loose_forward = 4 * tokens * s * width / (g.peak * g.attention) + 13 * scores / through
-    loose_backward = 8 * tokens * s * width / (g.peak * g.attention) + 19 * scores / through
+    scores = tokens * s * g.heads / g.tp
+    loose = np.where(softmax_is_loose(g), 2.5, 1.0)
+    forward_bytes, backward_bytes = 13 * loose, 19 * loose
+    through = 0.9 * g.memory_bytes_per_s / (g.element_bytes / 2)
+    loose_forward = 4 * tokens * s * width / (g.peak * g.attention) + forward_bytes * scores / through
+    loose_backward = 8 * tokens * s * width / (g.peak * g.attention) + backward_bytes * scores / through
     forward = np.where(g.unfused > 0, loose_forward, fused)
-    backward = np.where(g.unfused > 0, loose_backward, 2.5 * fused / 0.85)
+    less = 2.5 / 0.85 * 2 * tokens * s * width / rate * (1 + 0.4 * ATTENTION_WAVE / np.maximum(tiles, 1e-9))
+    backward = np.where(g.unfused > 0, loose_backward, less)
     return forward, backward
 
 
@@ -89,7 +102,8 @@ def _vector(g: Grid, tokens: Array, ffn: Array) -> tuple[Array, Array]:
     cast = np.where((g.low > 0) & (g.low_gain > 1), (4 * g.hidden + 4 * (g.hidden + ffn) / g.tp) * tokens, 0.0)
     rate = g.vector * g.memory_bytes_per_s / (g.element_bytes / 2)
     forward = ((outer + inner) * g.vector_scale + cast) / rate
-    return forward, 1.8 * forward
+    starts = VECTOR_KERNELS * KERNEL_S * g.vector_scale
+    return forward + starts, np.where(g.lora > 0, 1.3, 1.8) * forward + 1.5 * starts
 
 
 def compute(g: Grid, log: dict[str, Array]) -> Compute:

@@ -7,7 +7,7 @@ of measured cases has a column for each.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from suika.core.layout import Layout, even_split
 from suika.core.model import ModelSpec
 from suika.estimate.catalog import DeviceType, Wiring
+from suika.estimate.factors import log_factors
 from suika.estimate.recipe import Recipe
 
 Array = NDArray[Any]
@@ -178,18 +179,33 @@ class Grid:
     dp_overlap: Array
     tp_overlap: Array
     p2p_overlap: Array
+    p2p_split: Array
     grad_bytes: Array
     gather_bytes: Array
     fp8_scale: Array
     fused_loss: Array
     lora: Array
+    loose_activations: Array
     dp_inside_pp: Array
     optimizer_bytes: Array
     cp_all_to_all: Array
+    # fitted log factors by op class
+    log_gemm: Array
+    log_low: Array
+    log_attention: Array
+    log_vector: Array
+    log_tp: Array
+    log_cp: Array
+    log_ep: Array
+    log_p2p: Array
+    log_dp: Array
+    log_network: Array
+    log_host: Array
+    log_optimizer: Array
     cores: Array  # processes of one host share this many cores; 0: devices do not share
 
     def __len__(self) -> int:
-        return int(np.broadcast(*(getattr(self, f.name) for f in fields(self))).size)
+        return max(int(np.size(getattr(self, f.name))) for f in fields(self))
 
     @staticmethod
     def stack(grids: Sequence[Grid]) -> Grid:
@@ -212,8 +228,9 @@ def make_grid(
     sequence_length: int,
     precision: str,
     cores: int = 0,
+    fitted: Mapping[str, float] | None = None,
 ) -> Grid:
-    """One model's layouts on one device type."""
+    """One model's layouts on one device type. `fitted` replaces the shipped factors (see `factors`)."""
     low = precision in ("fp8", "mxfp8", "nvfp4")
     wide = "bf16" if low else precision
     curve = curves()["generations"][device.generation]
@@ -269,11 +286,13 @@ def make_grid(
         "dp_overlap": recipe.dp_overlap,
         "tp_overlap": recipe.tp_overlap,
         "p2p_overlap": recipe.p2p_overlap,
+        "p2p_split": recipe.p2p_split,
         "grad_bytes": recipe.grad_bytes,
         "gather_bytes": recipe.gather_bytes,
         "fp8_scale": recipe.fp8_scale,
         "fused_loss": recipe.fused_loss,
         "lora": recipe.lora,
+        "loose_activations": recipe.loose_activations,
         "dp_inside_pp": recipe.dp_inside_pp,
         "optimizer_bytes": recipe.optimizer_bytes,
         "cp_all_to_all": recipe.cp_all_to_all,
@@ -281,6 +300,7 @@ def make_grid(
     }
     if device.generation == "cpu":  # no launch queue: host work is the compute itself
         scalars |= {"host_layer_s": 0.0, "micro_batch_s": 2e-4, "update_s": 5e-4}
+    scalars |= {f"log_{c}": v for c, v in log_factors(device, recipe, precision, fitted).items()}
     as_arrays = {k: np.asarray(float(v)) for k, v in scalars.items()}
     columns = {f.name: np.asarray(getattr(layouts, f.name), dtype=float) for f in fields(LayoutColumns)}
     return Grid(**as_arrays, **columns)

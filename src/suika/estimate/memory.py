@@ -103,6 +103,8 @@ def layer_activations(g: Grid, tokens: Array) -> Array:
     outer = 4 * e * g.hidden + 2 * g.dropout * g.hidden
     routed = moe * 2 * e * g.hidden * g.experts_per_token
     inner = e * (g.q_width + 2 * g.kv_width + g.hidden + width * (2 + g.gated)) / g.tp
+    outer = outer + g.loose_activations * 6 * e * g.hidden
+    inner = inner + g.loose_activations * e * (g.q_width + g.kv_width + g.gated * width) / g.tp
     scores = np.where((g.unfused > 0) & (g.recompute == 0), 2.5 * e * g.heads * g.sequence / g.tp / g.cp, 0.0)
     return tokens * (outer / _sp(g) + routed + inner + scores)
 

@@ -24,11 +24,13 @@ class Recipe:
     dp_overlap: bool = True
     tp_overlap: bool = False
     p2p_overlap: bool = True
+    p2p_split: bool = False  # each tp rank sends its part of the activations between stages
     grad_bytes: float = 4.0
     gather_bytes: float = 2.0
     fp8_scale: float = 1.0  # time of the low-precision GEMMs relative to per-tensor scaling
     fused_loss: bool = True
     lora: bool = False
+    loose_activations: bool = False  # norms, rotary and activation keep copies that fused kernels recompute
     dp_inside_pp: bool = False  # dp ranks adjacent (Megatron) rather than pp ranks (our mesh)
     optimizer_bytes: float = 44.0  # read and written per owned parameter by one update
     cp_all_to_all: bool = False

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from suika.estimate import comm
-from suika.estimate.compute import Compute, Pass, compute
+from suika.estimate.compute import Compute, Pass, compute, softmax_is_loose
+from suika.estimate.factors import OP_CLASSES
 from suika.estimate.grid import Array, Grid
 from suika.estimate.pipeline import closed_form
-
-# Each has a multiplicative factor in log space: 0 is the fitted prior, calibration moves it.
-OP_CLASSES = ("gemm", "low", "attention", "vector", "tp", "cp", "ep", "p2p", "dp", "network", "host", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -48,23 +46,26 @@ class Price:
     micro_batch_s: Array
 
 
+DP_BUS = 1.3  # a gradient collective beside compute takes this many times as long as one alone
+
+
 def soft_max(*times: Array) -> Array:
     """Overlap that is good but not perfect: the 3-norm of times that run side by side."""
     return np.cbrt(sum(t**3 for t in times))
 
 
 def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
-    """Price every row of `g`. `log[c]` is added to the log time of op class c (absent: 0)."""
-    factors = {c: np.asarray((log or {}).get(c, 0.0), dtype=float) for c in OP_CLASSES}
+    """Price every row of `g`; `log[c]` is added to the fitted log factor of op class c (absent: 0)."""
+    factors = {c: getattr(g, f"log_{c}") + np.asarray((log or {}).get(c, 0.0)) for c in OP_CLASSES}
     scale = {c: np.exp(v) for c, v in factors.items()}
     work = compute(g, factors)
     forward, backward = _layers(g, work, scale)
     num_micro = np.ceil(g.global_batch / (g.dp * g.micro_batch))
     embedding = work.embedding + g.micro_batch_s * scale["host"] / 2
     head = work.head_forward + work.head_backward
-    hop = comm.hop_s(g, comm.pp_extent(g), g.element_bytes * work.tokens * g.hidden / _sp(g)) * scale["p2p"]
+    hop = comm.hop_s(g, comm.pp_extent(g), g.element_bytes * work.tokens * g.hidden) * scale["p2p"]
     v = g.virtual_stages
-    hidden_hops = np.where((v > 1) & (g.p2p_overlap > 0), 0.3, 1.0)
+    hidden_hops = np.where((v > 1) & (g.p2p_overlap > 0), 0.2, 1.0)
     exposed_hops = 2 * hop * v * hidden_hops
     per_layer = forward.total + backward.total
     fixed = exposed_hops + g.micro_batch_s * scale["host"]
@@ -108,10 +109,6 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
     )
 
 
-def _sp(g: Grid) -> Array:
-    return np.where(g.sequence_parallel > 0, g.tp, 1.0)
-
-
 def _layers(g: Grid, work: Compute, scale: Mapping[str, Array]) -> tuple[Stage, Stage]:
     """One average layer forward and backward, recompute included."""
     moe = np.where(g.experts > 0, (g.layers - g.dense_layers) / g.layers, 0.0)
@@ -131,7 +128,7 @@ def _layers(g: Grid, work: Compute, scale: Mapping[str, Array]) -> tuple[Stage, 
         return np.where(g.cp_all_to_all > 0, factor * cp_raw, ring)
 
     ep = comm.ep_layer_s(g, work.tokens) * scale["ep"] * moe
-    host = g.host_layer_s * scale["host"] * np.where(g.tp > 1, 1.2, 1.0)
+    host = g.host_layer_s * scale["host"] * np.where(g.tp > 1, 1.2, 1.0) * np.where(softmax_is_loose(g), 1.3, 1.0)
     cp_f, cp_b = exposed_cp(f.attention, 1.0), exposed_cp(b.attention, 2.0)
     busy_b = b.total + np.where(full, f.total, 0.0) + np.where(selective, f.attention, 0.0)
     tp_b = 0.75 * tp * hidden + np.where(full, tp * hidden, 0.0)
@@ -169,7 +166,7 @@ def stage_parameters(g: Grid) -> tuple[Array, Array]:
 
 
 def _dp_scale(g: Grid, scale: Mapping[str, Array]) -> Array:
-    return scale["dp"] * np.where(comm.inside(g, comm.dp_extent(g)), 1.0, scale["network"])
+    return scale["dp"] * DP_BUS * np.where(comm.inside(g, comm.dp_extent(g)), 1.0, scale["network"])
 
 
 def _fsdp_layer_s(g: Grid, scale: Mapping[str, Array]) -> tuple[Array, Array]:
