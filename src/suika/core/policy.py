@@ -13,5 +13,6 @@ class Policy(Protocol):
     budget, not at a time. Derived state may be cached by snapshot contents, never change an answer."""
 
     name: str
+    round_s: float  # ask again after so many seconds though nothing happened; 0: only when something does
 
     def decide(self, snapshot: Snapshot) -> list[Decision]: ...

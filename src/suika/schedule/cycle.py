@@ -36,11 +36,15 @@ class Step:
 
 @dataclass(frozen=True)
 class CycleResult:
-    """`steps` with predecessors first; `rejected` decisions with what is wrong with them."""
+    """`steps` with predecessors first; `rejected` decisions with what is wrong with them.
+
+    `unfinished`: a circle of moves was broken; ask again as soon as the steps have released their devices.
+    """
 
     snapshot: Snapshot
     steps: tuple[Step, ...]
     rejected: tuple[tuple[Decision, Reason], ...] = ()
+    unfinished: bool = False
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -84,12 +88,14 @@ def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
     wanted = wishes + [d for d in policy.decide(planned) if d.action is not Action.WAIT]
     accepted, rejected = _check(board, wanted)
     accepted = _within_quota(snapshot, accepted, rejected)
+    wanted_of = dict(accepted)
     accepted, after = _depend(board, accepted, rejected)
+    broken = any(decision is not wanted_of[job_id] for job_id, decision in accepted.items())
     steps = tuple(
         Step(accepted[job_id], tuple(sorted(after[job_id])), _promised_until_s(snapshot, accepted[job_id]))
         for job_id in _in_order(accepted, after)
     )
-    return CycleResult(snapshot, steps, tuple(rejected))
+    return CycleResult(snapshot, steps, tuple(rejected), unfinished=broken)
 
 
 Rejected = list[tuple[Decision, Reason]]
@@ -167,8 +173,8 @@ def _depend(
 ) -> tuple[dict[str, Decision], dict[str, set[str]]]:
     """The decisions that can be carried out, and for each the jobs whose release it waits for.
 
-    A device held by a job that does not give it up makes a decision impossible; so do circles, unless a member can
-    first shrink onto the devices that it keeps: then it shrinks now, and moves on in a later cycle.
+    A device held by a job that does not give it up makes a decision impossible. In a circle one member shrinks onto
+    devices that it keeps anyway, or else stops, and goes on from there in a later cycle.
     """
     while True:
         after, impossible = _predecessors(board, accepted)
@@ -176,12 +182,9 @@ def _depend(
             circle = _circle(after)
             if circle is None:
                 return accepted, after
-            shrink = _shrink(board, accepted, circle)
-            if shrink is not None:
-                accepted = {**accepted, shrink.job_id: shrink}
-                continue
-            last = max(circle, key=list(accepted).index)
-            impossible = last, Reason(ReasonCode.MOVE_IN_FLIGHT, "its devices come free only in a circle")
+            first = _shrink(board, accepted, circle) or _stop(max(circle, key=list(accepted).index))
+            accepted = {**accepted, first.job_id: first}
+            continue
         job_id, reason = impossible
         rejected.append((accepted[job_id], reason))
         accepted = {key: decision for key, decision in accepted.items() if key != job_id}
@@ -205,14 +208,20 @@ def _predecessors(
 
 
 def _circle(after: Mapping[str, set[str]]) -> list[str] | None:
-    """The members of circular waits (jobs that wait, directly or not, for themselves); None if there are none."""
-    left = {job_id: set(others) for job_id, others in after.items()}
+    """Jobs on circular waits; None if there are none. Who only waits for such a job, or only holds one up, is not."""
+    left = dict(after)
     while True:
-        done = [job_id for job_id, others in left.items() if not others & left.keys()]
-        if not done:
+        awaited = set().union(*left.values()) if left else set()
+        loose = [job_id for job_id, others in left.items() if job_id not in awaited or not others & left.keys()]
+        if not loose:
             return list(left) or None
-        for job_id in done:
+        for job_id in loose:
             del left[job_id]
+
+
+def _stop(job_id: str) -> Decision:
+    sentence = "stops first, to break a circle of moves; goes on when the others have released its devices"
+    return Decision(job_id, Action.PREEMPT, Reason(ReasonCode.MAKE_ROOM, sentence))
 
 
 def _shrink(board: Board, accepted: Mapping[str, Decision], circle: list[str]) -> Decision | None:

@@ -3,7 +3,7 @@
 It is one of the two drivers of `run_cycle`, and knows no policy. Each turn:
 
     1. take    all events of the next instant
-    2. apply   ends, settled moves, releases, repairs, failures, arrivals
+    2. apply   ends, settled moves, releases, repairs, failures, arrivals, a policy's own rounds
     3. check   the invariants
     4. decide  one cycle, if anything happened that a policy may answer
     5. begin   each step when the devices that it waits for are released; until then its job goes on as it was
@@ -36,8 +36,9 @@ from suika.simulate.jobs import Record, SimJob
 from suika.simulate.predictor import Predictor
 
 # Kinds of events, in the order in which those of one instant are applied.
-END, SETTLED, RELEASED, REPAIRED, FAILED, ARRIVED = range(6)
+END, SETTLED, RELEASED, REPAIRED, FAILED, ARRIVED, ROUND = range(7)
 FREE, DOWN = -1, -2  # in `owner`
+MOST_AGAIN = 4  # times that an unfinished cycle is asked again before something else must happen
 NOTHING = np.empty(0, dtype=np.int64)
 
 
@@ -132,19 +133,23 @@ class Engine:
         self.releasing: dict[int, float] = {}  # device number -> usable from that time on
         self.outcome = Outcome([Record(job) for job in world.jobs])
         self._num_left = len(world.jobs)
+        self._asked_again = 0
         self._heap: list[tuple[float, int, int, object]] = []
         self._sequence = itertools.count()
         for number, job in enumerate(world.jobs):
             self._push(job.submit_s, ARRIVED, number)
         for failure in world.failures:
             self._push(failure.at_s, FAILED, failure)
+        if policy.round_s > 0:
+            self._push(policy.round_s, ROUND, None)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Until every job has ended."""
         while self._num_left:
-            assert self._heap, f"{self.policy.name}: {self._num_left} jobs wait and nothing will ever happen"
+            waits_forever = f"{self.policy.name}: {self._num_left} jobs wait and nothing will ever happen"
+            assert len(self._heap) > (self.policy.round_s > 0) or self.num_held.any(), waits_forever
             happened = self._apply_next()
             self._check()
             if happened and self.live:
@@ -222,6 +227,10 @@ class Engine:
         self.owner[here & (self.owner == DOWN)] = FREE
         return True
 
+    def _round(self, _: object) -> bool:
+        self._push(self.now_s + self.policy.round_s, ROUND, None)
+        return True
+
     _HANDLERS: Mapping[int, Callable] = {
         END: _ended,
         SETTLED: _settled,
@@ -229,6 +238,7 @@ class Engine:
         REPAIRED: _repaired,
         FAILED: _failed,
         ARRIVED: _arrived,
+        ROUND: _round,
     }
 
     def _current(self, what: tuple[int, int]) -> _Live | None:
@@ -267,6 +277,9 @@ class Engine:
         released_s: dict[str, float] = {}
         for step in result.steps:
             self._begin(step, charge_s, released_s)
+        self._asked_again = self._asked_again + 1 if result.unfinished else 0
+        if 0 < self._asked_again <= MOST_AGAIN:
+            self._push(max(released_s.values()), RELEASED, NOTHING)
 
     def _begin(self, step: Step, charge_s: float, released_s: dict[str, float]) -> None:
         """Carry a step out; `released_s` says from when on others may use what earlier steps of this cycle gave up."""

@@ -14,6 +14,21 @@ from suika.core.policy import Policy
 NAMES: Mapping[str, str] = {
     "suika": "suika",
     "fifo": "fifo",
+    "fifo-backfill": "fifo_backfill",
+    "sjf": "sjf",
+    "srtf": "srtf",
+    "tiresias": "tiresias",
+    "gavel": "gavel",
+    "themis": "themis",
+    "pollux": "pollux",
+    "elasticflow": "elasticflow",
+    "sia": "sia",
+    "rubick": "rubick",
+    "lyra": "lyra",
+    "arena": "arena",
+    "srpt": "srpt",
+    "hesrpt": "hesrpt",
+    "smartfill": "smartfill",
 }
 
 

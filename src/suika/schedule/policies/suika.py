@@ -28,6 +28,7 @@ class Policy:
     `completions`: how far a drain goes before the fluid rest."""
 
     name: str = "suika"
+    round_s: float = 0.0
     tax: float = 2.0
     kappa: float = 1.0
     spread: float = 1.0
