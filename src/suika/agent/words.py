@@ -10,6 +10,7 @@ from typing import Any
 from suika.agent.link import LinkError, Message
 
 _NUMBER, _WHOLE, _TEXT = (int, float), (int,), (str,)
+_NUMBER_OR_NULL = (int, float, type(None))
 # What the coordinator reads of each thing that a rank or a store says.
 SAID: dict[str, dict[str, tuple[type, ...]]] = {
     "ready": {},
@@ -17,14 +18,14 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
     "running": {"step": _WHOLE},
     "step": {
         "step": _WHOLE,
-        "loss": _NUMBER,
-        "grad_norm": _NUMBER,
-        "lr": _NUMBER,
+        "loss": _NUMBER_OR_NULL,  # null: not finite
+        "grad_norm": _NUMBER_OR_NULL,
+        "lr": _NUMBER_OR_NULL,
         "num_tokens": _WHOLE,
         "at_s": _NUMBER,
     },
     "pong": {},
-    "prepared": {"digest": _TEXT, "bound_bytes": _WHOLE, "network_bytes": _WHOLE},
+    "prepared": {"digest": _TEXT, "network_bytes": _WHOLE},
     "cut": {"step": _WHOLE},
     "verified": {"received_bytes": _WHOLE, "verify_s": _NUMBER},
     "resumed": {},
@@ -36,6 +37,7 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
     "published": {"step": _WHOLE, "path": _TEXT},
 }
 OUTCOMES = ("finished", "preempted")
+_ABSENT = object()
 _MAX_TEXT = 65536
 
 
@@ -90,7 +92,7 @@ def _check_dirty(dirty: Any) -> None:
 
 def _check(event: Message, where: str, fields: dict[str, tuple[type, ...]]) -> None:
     for name, kinds in fields.items():
-        value = event.get(name)
+        value = event.get(name, _ABSENT)
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise LinkError(f"{where}: {name} is missing or of the wrong kind")
         if isinstance(value, str) and len(value) > _MAX_TEXT:

@@ -1,0 +1,69 @@
+"""`suika agent`: this machine becomes a node of a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suika.cli.ask import NO_CLUSTER
+from suika.cli.output import note
+from suika.core.errors import require
+
+
+def agent(
+    join: Annotated[str, typer.Option(help="The controller's URL, https://HOST:PORT.")],
+    token_file: Annotated[Path, typer.Option(help="A file with the node token; only its owner may read it.")],
+    name: Annotated[str | None, typer.Option(help="The node's name; by default the host's.")] = None,
+    devices: Annotated[str, typer.Option(help="nvidia, or cpu:N for N devices on the CPU.")] = "nvidia",
+    rack: Annotated[str, typer.Option(help="Where the node stands.")] = "",
+    pod: Annotated[str, typer.Option(help="Where the rack stands.")] = "",
+    ca: Annotated[Path | None, typer.Option(help="Certificates to trust, for a private authority.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Socket and logs; by default $SUIKA_HOME/agent.")] = None,
+    orphan_limit: Annotated[float, typer.Option(min=1, help="Seconds that jobs train on without a controller.")] = 3600,
+    program: Annotated[list[str] | None, typer.Option(help="Other programs that ranks may load, module:build.")] = None,
+) -> None:
+    """Serve as a node until SIGTERM. Jobs survive a restart of the agent, and outages of the controller."""
+    from suika.agent.forks import ForksError, ForkServerClient
+    from suika.agent.program import TRAINER, Agent, RefusedError
+    from suika.control.client import home as suika_home
+    from suika.core.cluster import Node
+
+    require(join.startswith(("https://", "http://")), "join", join, "is not a URL", "write https://HOST:PORT")
+    inventory = _inventory(devices)
+    folder = (home or suika_home() / "agent").absolute()
+    node = Node(name or socket.gethostname(), inventory.num_devices, inventory.device_type, rack=rack, pod=pod)
+    programs = (TRAINER, *(program or ()))
+    preload = [text.partition(":")[0] for text in programs]
+    forks = ForkServerClient(folder, orphan_limit, preload)
+    served = Agent(join, _token(token_file), node, folder, forks, inventory, ca, programs)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: served.stop())
+    try:
+        served.run()
+    except (RefusedError, ForksError) as error:
+        note(f"suika agent: {error}")
+        sys.exit(NO_CLUSTER)
+
+
+def _inventory(devices: str):  # type: ignore[no-untyped-def]  # a protocol of a module that is imported late
+    from suika.agent.inventory import CpuDevices, NvidiaDevices
+
+    kind, _, number = devices.partition(":")
+    if kind == "cpu":
+        require(number.isdecimal(), "devices", devices, "is not cpu:N", "write e.g. cpu:4")
+        return CpuDevices(int(number))
+    require(devices == "nvidia", "devices", devices, "is neither nvidia nor cpu:N")
+    return NvidiaDevices()
+
+
+def _token(path: Path) -> str:
+    require(path.is_file(), "token-file", str(path), "is not a file")
+    open_to_others = os.stat(path).st_mode & 0o077
+    require(not open_to_others, "token-file", str(path), "can be read by others", f"chmod 600 {path}")
+    return path.read_text().strip()
