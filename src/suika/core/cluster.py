@@ -82,6 +82,8 @@ class Cluster:
     nodes: tuple[Node, ...]
     links: Mapping[str, Link] = field(default_factory=dict, hash=False)
     name: str = "cluster"
+    # Facts that replace the device catalog's: type -> {like, memory_gb, memory_gb_per_s, peak_tflops}.
+    device_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]
@@ -150,6 +152,7 @@ class Cluster:
                 level: {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.latency_s}
                 for level, link in self.links.items()
             },
+            **({"device_types": {k: dict(v) for k, v in self.device_types.items()}} if self.device_types else {}),
         }
 
 
@@ -168,13 +171,14 @@ def parse_cluster_shorthand(text: str) -> Cluster:
 
 
 def cluster_from_dict(data: Any) -> Cluster:
-    """A cluster file, parsed: `{name?, nodes: [{name, devices, type, domain_size?, rack?, pod?}], links?}`.
+    """A cluster file, parsed: `{name?, nodes: [{name, devices, type, domain_size?, rack?, pod?}], links?,
+    device_types?}`.
 
     A node entry may say `count: N` with a `name` that ends in a number-free prefix: N nodes `prefix0..`.
     """
     require(isinstance(data, dict), "cluster", data, "a cluster file must be a mapping with 'nodes'")
-    unknown = sorted(set(data) - {"name", "nodes", "links"})
-    require(not unknown, "cluster", unknown, "unknown keys", "known: name, nodes, links")
+    unknown = sorted(set(data) - {"name", "nodes", "links", "device_types"})
+    require(not unknown, "cluster", unknown, "unknown keys", "known: name, nodes, links, device_types")
     rows = data.get("nodes")
     if not isinstance(rows, list) or not rows:
         raise SpecError("cluster.nodes", rows, "must be a non-empty list")
@@ -211,4 +215,18 @@ def cluster_from_dict(data: Any) -> Cluster:
             links[level] = Link(float(row["bandwidth_bytes_per_s"]), float(row.get("latency_s", 0.0)))
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(where, row, f"is not a link: {error}") from None
-    return Cluster(tuple(nodes), links, str(data.get("name", "cluster")))
+    return Cluster(tuple(nodes), links, str(data.get("name", "cluster")), _device_types(data.get("device_types") or {}))
+
+
+def _device_types(data: Any) -> dict[str, dict[str, Any]]:
+    require(isinstance(data, dict), "cluster.device_types", data, "must be a mapping of type to facts")
+    for name, row in data.items():
+        where = f"cluster.device_types.{name}"
+        ok = isinstance(row, dict) and set(row) <= {"like", "memory_gb", "memory_gb_per_s", "peak_tflops"}
+        require(ok, where, row, "must be {like, memory_gb, memory_gb_per_s, peak_tflops}")
+        peaks = row.get("peak_tflops", {})
+        require(isinstance(peaks, dict), f"{where}.peak_tflops", peaks, "must be {precision: TFLOP/s}")
+        for key, value in [*peaks.items(), *((k, v) for k, v in row.items() if k.startswith("memory"))]:
+            ok = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+            require(ok, f"{where}.{key}", value, "must be a number > 0")
+    return {str(name): dict(row) for name, row in data.items()}

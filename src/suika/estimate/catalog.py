@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 
@@ -65,7 +65,7 @@ class Wiring:
         """The catalog's wiring of `device`, overridden by what `cluster` says of such nodes and of its links."""
         per_node, domain, links = device.devices_per_node, device.domain_size, dict(device.links)
         if cluster is not None:
-            mine = [node for node in cluster.nodes if resolve(node.device_type) is device]
+            mine = [node for node in cluster.nodes if device_type(node.device_type, cluster) == device]
             require(bool(mine), "device_type", device.name, "the cluster has no node of this type")
             per_node = max(node.num_devices for node in mine)
             # A domain wider than a node (NVL72) is a fact of the device type: the cluster only names trays.
@@ -74,6 +74,23 @@ class Wiring:
             links.update(cluster.links)
         network = links["rack"] if "rack" in links else links["pod"]
         return Wiring(per_node, domain, links["domain"], links["node"], network)
+
+
+def device_type(name: str, cluster: Cluster | None = None) -> DeviceType:
+    """The type called `name`, with what the cluster's own file says of it."""
+    said = cluster.device_types.get(name) if cluster is not None else None
+    if said is None:
+        return resolve(name)
+    base = resolve(str(said.get("like", name)))
+    peaks = {precision: rate * TERA for precision, rate in said.get("peak_tflops", {}).items()}
+    return replace(
+        base,
+        name=name,
+        peak_flops={**base.peak_flops, **peaks},
+        memory_bytes=said.get("memory_gb", base.memory_bytes / GB) * GB,
+        memory_bytes_per_s=said.get("memory_gb_per_s", base.memory_bytes_per_s / GB) * GB,
+        source=f"the cluster file, else {base.name}",
+    )
 
 
 @cache

@@ -20,9 +20,9 @@ from suika.estimate.factors import shipped
 from suika.estimate.fit import fit
 from suika.estimate.grid import Array, Grid
 from suika.estimate.memory import memory
+from suika.estimate.predict import COLD_SHARE
 
 Calibrate = Literal["none", "one", "three"]
-COLD_SHARE = 0.8  # of the prior's spread: how far cold predictions of these families were off, in the middle 80 %
 Z80 = 1.2816  # half-width, in standard deviations, of the interval from p10 to p90
 
 

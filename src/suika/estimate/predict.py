@@ -10,7 +10,9 @@ from suika.core.cluster import Cluster
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Estimate
-from suika.estimate.catalog import DeviceType, Wiring, resolve
+from suika.estimate.calibrate import Calibration, slopes
+from suika.estimate.catalog import DeviceType, Wiring
+from suika.estimate.catalog import device_type as lookup
 from suika.estimate.grid import Array, Grid, LayoutColumns, make_grid
 from suika.estimate.memory import Memory, memory
 from suika.estimate.pipeline import makespan
@@ -29,7 +31,7 @@ class Setting:
     device: DeviceType
     wiring: Wiring
     recipe: Recipe = DEFAULT
-    calibration: Calibrated | None = None
+    calibration: Calibration | None = None
     cores: int = 0
 
     def grid(self, layouts: LayoutColumns) -> Grid:
@@ -46,15 +48,7 @@ class Setting:
         )
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """Log factors by op class and the standard deviation of log(time) that is left."""
-
-    log_factors: dict[str, float]
-    sigma: float
-
-
-COLD_SIGMA = 0.10  # of log(measured / predicted) without any measurement; see docs/numbers/estimate.md
+COLD_SHARE = 0.8  # of the prior's spread: how far off cold predictions were, see docs/numbers/estimate.md
 
 
 def setting(
@@ -67,11 +61,11 @@ def setting(
     cluster: Cluster | None = None,
     devices_per_node: int = 0,
     recipe: Recipe = DEFAULT,
-    calibration: Calibrated | None = None,
+    calibration: Calibration | None = None,
     cores: int = 0,
 ) -> Setting:
     """`devices_per_node` (0: as many as the nodes have) is what the job holds of each node."""
-    device = resolve(device_type)
+    device = lookup(device_type, cluster)
     wiring = Wiring.of(device, cluster)
     if devices_per_node:
         per_node = min(devices_per_node, wiring.devices_per_node)
@@ -98,7 +92,7 @@ def estimate_step(
     cluster: Cluster | None = None,
     devices_per_node: int = 0,
     recipe: Recipe = DEFAULT,
-    calibration: Calibrated | None = None,
+    calibration: Calibration | None = None,
     cores: int = 0,
 ) -> Estimate:
     """One layout, its pipeline priced by the max-plus recurrence of the real schedule over the real stages."""
@@ -125,8 +119,7 @@ def estimate_layout(s: Setting, layout: Layout) -> Estimate:
         parts["pp_bubble"] += exact_pipeline_s(prices, layout, s.model) - closed
     parts = {name: value for name, value in parts.items() if value}
     step = sum(parts.values())
-    sigma = s.calibration.sigma if s.calibration else COLD_SIGMA
-    spread = float(np.exp(1.2816 * sigma))
+    spread = float(np.exp(1.2816 * sigma(s, layout)))
     stages = [memories.stages[k] for k in ("first", "middle", "last")]
     first, middle, last = (int(np.ravel(value)[0]) for value in stages)
     peaks = (first, *[middle] * (layout.pp - 2), last) if layout.pp > 1 else (first,)
@@ -139,6 +132,13 @@ def estimate_layout(s: Setting, layout: Layout) -> Estimate:
         int(np.ravel(memories.p90)[0]),
         {k: int(np.ravel(v)[0]) for k, v in memories.parts.items() if np.ravel(v)[0]},
     )
+
+
+def sigma(s: Setting, layout: Layout) -> float:
+    """Standard deviation of log(measured / predicted step time)."""
+    known = s.calibration or Calibration.prior(s.device.name)
+    _, shares = slopes(s.grid(LayoutColumns.of([layout], s.model)), known.log_factors)
+    return float(known.sigma(shares)[0]) * (COLD_SHARE if known.num_samples == 0 else 1.0)
 
 
 def exact_pipeline_s(p: Price, layout: Layout, model: ModelSpec) -> float:

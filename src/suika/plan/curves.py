@@ -14,9 +14,10 @@ from suika.core.job import JobSpec
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.snapshot import Option, ScalingCurve
-from suika.estimate.catalog import resolve
+from suika.estimate.calibrate import Calibration
+from suika.estimate.catalog import device_type as lookup
 from suika.estimate.grid import LayoutColumns
-from suika.estimate.predict import Calibrated, Setting, estimate_many, setting
+from suika.estimate.predict import Setting, estimate_many, setting
 from suika.estimate.recipe import DEFAULT, Recipe
 from suika.plan.layouts import BUILT_IN, Space, layout_columns
 
@@ -36,7 +37,7 @@ def scaling_curve(
     device_type: str | None = None,
     space: Space = BUILT_IN,
     recipe: Recipe = DEFAULT,
-    calibrations: dict[str, Calibrated] | None = None,
+    calibrations: dict[str, Calibration] | None = None,
     layout: Layout | None = None,
     counts: Sequence[int] | None = None,
 ) -> ScalingCurve:
@@ -47,7 +48,7 @@ def scaling_curve(
     types = dict.fromkeys(node.device_type for node in cluster.nodes)
     options: list[Option] = []
     for name in types:
-        if device_type is not None and resolve(device_type) is not resolve(name):
+        if device_type is not None and lookup(device_type, cluster) != lookup(name, cluster):
             continue
         sizes = sorted((n.num_devices for n in cluster.nodes if n.device_type == name), reverse=True)
         top = min(sum(sizes), max_devices or sum(sizes))
@@ -162,7 +163,7 @@ def _versioned(options: tuple[Option, ...]) -> ScalingCurve:
 
 
 def curve_of_job(
-    spec: JobSpec, cluster: Cluster, calibrations: dict[str, Calibrated] | None = None, space: Space = BUILT_IN
+    spec: JobSpec, cluster: Cluster, calibrations: dict[str, Calibration] | None = None, space: Space = BUILT_IN
 ) -> ScalingCurve:
     """The curve of a submitted job: its device range, device type and fixed layout honoured."""
     return scaling_curve(
