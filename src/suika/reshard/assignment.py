@@ -9,7 +9,7 @@ move (almost) the least, the one with the least-loaded worst device wins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +26,8 @@ from suika.core.plan import Plan
 from suika.reshard.cells import groups_of
 from suika.reshard.state import JobShape
 
-BENDS = (0.0, 0.3, 3.0)  # how much a large inbound is worth avoiding; 0: the plain least sum
+BENDS = (0.3, 3.0)  # how much a large inbound is worth avoiding
+CLOSE = 1.002  # near enough to the exact bound to stop looking
 SLACK = 1.01  # how much more than the least may move for a better worst device
 TIE = 1e-6  # weight of walk order among equals, as a share of all bytes
 
@@ -121,7 +122,12 @@ def _tp_groups(layout: Layout, order: tuple[str, ...]) -> np.ndarray:
 
 @dataclass
 class _TwoLevel:
-    """Tensor-parallel groups onto pools of devices (domains or nodes), then ranks onto devices inside each pool."""
+    """Tensor-parallel groups onto pools of devices, then ranks onto devices inside each pool.
+
+    A pool of several groups' size (a node, a domain) leaves the inner choice open but prices each group as if it were
+    alone there; blocks of one group's size price exactly but fix which devices belong together. Both are tried, then
+    the blocks that came out are dealt again until nothing improves.
+    """
 
     inbound: np.ndarray  # [device, rank]
     walk: Sequence[Device]
@@ -130,31 +136,51 @@ class _TwoLevel:
 
     def solve(self) -> np.ndarray:
         """Device index of each rank."""
-        found = self._place(self._bent(BENDS[0]))
-        least, worst = self._total_and_worst(found)
+        bound = bound_bytes(self.inbound)
+        cost = self.inbound.astype(np.float64)
+        found, least = np.empty(0, dtype=int), -1
+        for pools in self._partitions():
+            devices = self._improved(cost, self._place(cost, pools), bound)
+            total = self._total(devices)
+            if least < 0 or total < least:
+                found, least = devices, total
+            if least <= CLOSE * bound:
+                break
+        return self._spare_the_worst(cost, found, least)
+
+    def _improved(self, cost: np.ndarray, devices: np.ndarray, bound: int) -> np.ndarray:
+        """Deal the groups' device sets again, exactly priced, until that brings nothing."""
+        total = self._total(devices)
+        while total > CLOSE * bound:
+            again = self._place(cost, [sorted(devices[group].tolist()) for group in self.groups])
+            if self._total(again) >= total:
+                break
+            devices, total = again, self._total(again)
+        return devices
+
+    def _spare_the_worst(self, cost: np.ndarray, devices: np.ndarray, least: int) -> np.ndarray:
+        """Of placements that move nearly the least, one whose worst device takes in less: costs outgrow bytes."""
         no_better = int(self.inbound.min(axis=0).max())  # some rank needs as much wherever it runs
-        for bend in BENDS[1:]:
+        worst = self._worst(devices)
+        blocks = [sorted(devices[group].tolist()) for group in self.groups]
+        for bend in BENDS:
             if worst <= SLACK * no_better:
                 break
-            devices = self._place(self._bent(bend))
-            total, its_worst = self._total_and_worst(devices)
-            if total <= SLACK * least and its_worst < worst:
-                found, worst = devices, its_worst
-        return found
+            bent = cost + bend * cost * cost / cost.max(initial=1.0)
+            for pools in (blocks, self._pools()):
+                other = self._place(bent, pools)
+                if self._total(other) <= SLACK * least and self._worst(other) < worst:
+                    devices, worst = other, self._worst(other)
+        return devices
 
-    def _total_and_worst(self, devices: np.ndarray) -> tuple[int, int]:
-        taken = self.inbound[devices, np.arange(len(devices))]
-        return int(taken.sum()), int(taken.max())
+    def _total(self, devices: np.ndarray) -> int:
+        return int(self.inbound[devices, np.arange(len(devices))].sum())
 
-    def _bent(self, bend: float) -> np.ndarray:
-        """Costs that grow faster than bytes: sums stay nearly least while the worst device is spared."""
-        cost = self.inbound.astype(np.float64)
-        top = cost.max(initial=0.0)
-        return cost + bend * cost * cost / top if bend and top else cost
+    def _worst(self, devices: np.ndarray) -> int:
+        return int(self.inbound[devices, np.arange(len(devices))].max())
 
-    def _place(self, cost: np.ndarray) -> np.ndarray:
+    def _place(self, cost: np.ndarray, pools: list[list[int]]) -> np.ndarray:
         """Device of each rank: groups onto slots of the pools by their least cost there, then ranks inside each."""
-        pools = self._pools()
         num_groups, tp = self.groups.shape
         slots = [pool for pool, members in enumerate(pools) for _ in range(len(members) // tp)]
         spare = max(num_groups - len(slots), 0)  # groups that must span pools: nothing of them is sure to stay
@@ -194,6 +220,15 @@ class _TwoLevel:
                 part = block[pool, :, group]
                 costs[group, alike[pool]] = part[linear_sum_assignment(part)].sum()
         return costs
+
+    def _partitions(self) -> Iterator[list[list[int]]]:
+        """Ways to divide the devices: pools; neighbours together; and every k-th device of a pool together, which is
+        where the parts of a wider tensor-parallel group lie."""
+        tp, pools = self.groups.shape[1], self._pools()
+        yield pools
+        if any(len(members) >= 2 * tp for members in pools):
+            yield [members[i : i + tp] for members in pools for i in range(0, len(members), tp)]
+            yield [members[i :: len(members) // tp][:tp] for members in pools for i in range(len(members) // tp)]
 
     def _pools(self) -> list[list[int]]:
         """Devices by NVLink domain where a tensor-parallel group fits in one, else by node, else all together."""

@@ -20,7 +20,7 @@ from suika.core.snapshot import JobView, Move
 from suika.reshard.cells import groups_of
 from suika.reshard.links import Links
 from suika.reshard.moveplan import CHUNK_BYTES
-from suika.reshard.routes import Demand, LinkLoad, route
+from suika.reshard.routes import Demand, route
 from suika.reshard.state import JobShape
 
 
@@ -35,11 +35,12 @@ class Pace:
     weights_first: bool
     launch_s: float  # a stopped job's processes come up
     snapshot_bytes_per_s: float  # per device, from storage
+    chunk_bytes: int
 
 
 # CPU: measured over gloo on one machine (docs/numbers/reshard.md). GPU: published communicator times and memory rates.
-CPU = Pace(0.1, 0.3, 0.8, 2.5e9, weights_first=False, launch_s=3.0, snapshot_bytes_per_s=0.3e9)
-GPU = Pace(0.5, 10.0, 0.8, 1e12, weights_first=True, launch_s=30.0, snapshot_bytes_per_s=1e9)
+CPU = Pace(0.1, 0.3, 0.8, 2.5e9, weights_first=False, launch_s=3.0, snapshot_bytes_per_s=0.3e9, chunk_bytes=CHUNK_BYTES)
+GPU = Pace(0.5, 10.0, 0.8, 1e12, weights_first=True, launch_s=30.0, snapshot_bytes_per_s=1e9, chunk_bytes=256 << 20)
 
 
 def pace_of(cluster: Cluster) -> Pace:
@@ -95,8 +96,8 @@ def predict_move(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: 
                 received[needer] += group.num_bytes
         lacking = {links.node[n] for n in needers if n not in holding} - {links.node[h] for h in holders}
         network_bytes += group.num_bytes * len(lacking)
-    load = _load(everything, links)
-    paused = _load(weights, links) if pace.weights_first else load
+    load = route(everything, links, pace.chunk_bytes)[1]
+    paused = route(weights, links, pace.chunk_bytes)[1] if pace.weights_first else load
     hashed = max(a + b for a, b in zip(held, received, strict=True))
     pause_s = pace.switch_s + paused.worst_s / pace.efficiency + hashed / pace.hash_bytes_per_s
     return Prediction(
@@ -108,10 +109,6 @@ def predict_move(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: 
         pause_s=pause_s,
         release_s=pace.prepare_s + max(pause_s, pace.switch_s + load.worst_s / pace.efficiency),
     )
-
-
-def _load(demands: list[Demand], links: Links) -> LinkLoad:
-    return route(demands, links, CHUNK_BYTES)[1]
 
 
 @dataclass(frozen=True)

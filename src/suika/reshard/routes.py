@@ -84,14 +84,15 @@ class _Router:
             near = [holder for holder in demand.holders if self.links.node[holder] == node]
             if near:
                 for needer in needers:
-                    for start, stop in self._parts(demand.num_bytes, len(near)):
+                    for start, stop in self._parts(demand.num_bytes, -(-len(near) // len(needers))):
                         self._send(0, self._least_loaded(near, False), needer, group, start, stop)
             else:
-                self._bring(group, demand, needers)
+                senders = -(-len(demand.holders) // len(waiting))  # a fair share of them for each node
+                self._bring(group, demand, needers, max(senders, len(needers)))
 
-    def _bring(self, group: int, demand: Demand, needers: list[int]) -> None:
+    def _bring(self, group: int, demand: Demand, needers: list[int], most_parts: int) -> None:
         """One copy over the network, taken in by several devices of the node when it is large, then fanned out."""
-        for start, stop in self._parts(demand.num_bytes, max(len(needers), len(demand.holders))):
+        for start, stop in self._parts(demand.num_bytes, most_parts):
             entry = min(needers, key=self.load.in_s[True].__getitem__)
             self._send(0, self._least_loaded(demand.holders, True), entry, group, start, stop)
             for other in needers:
