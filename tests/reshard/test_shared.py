@@ -1,4 +1,4 @@
-"""Memory that processes of a host show each other: adopted without a copy, freed with its last user, never half-read."""
+"""Memory that processes of a host show each other: adopted as it is, freed with its last user, never half-read."""
 
 from __future__ import annotations
 
@@ -95,6 +95,20 @@ def test_a_buffer_changes_process_without_a_copy(tmp_path: Path) -> None:
     assert inode == old_inode, "the same memory, not a copy of it"
     assert nothing == 0
     assert held == 4 << 20
+
+
+def test_one_may_lend_again_before_the_other_has_seen_the_first(tmp_path: Path) -> None:
+    def body(rank: int, gloo: Gloo) -> list[list[float]]:
+        transport, seen = near(gloo), []
+        for lap in range(30):
+            if (lap + rank) % 7 == 0:
+                time.sleep(0.01)
+            lent = transport.lend({"a": memfd.placed(torch.full((4,), float(lap)))})
+            seen.append(lent[1 - rank].view("a").tolist())
+        transport.all_gather(b"seen")
+        return seen
+
+    assert run_forked(2, tmp_path, body) == [[[float(lap)] * 4 for lap in range(30)]] * 2
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,11 @@ def pattern(size: int, seed: int) -> torch.Tensor:
 
 
 def test_rank_and_size(run: Runner) -> None:
-    assert run(3, lambda _, transport: (transport.rank, transport.size)) == [(0, 3), (1, 3), (2, 3)]
+    def body(_: int, transport: Transport) -> tuple[int, int]:
+        transport.all_gather(b"")  # nobody leaves before all have come
+        return transport.rank, transport.size
+
+    assert run(3, body) == [(0, 3), (1, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 3_000_001])

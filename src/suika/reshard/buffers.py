@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,17 +15,30 @@ from suika.reshard.regions import Box, flat_range
 from suika.reshard.rounds import Message, Stream
 from suika.reshard.state import Region, StateKey
 
+Make = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 
-def allocate(plan: MovePlan, me: int, old_buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """New buffers of participant `me`: kept ones are the old tensors, all others are filled with NaN, never with zeros,
-    so that an element nobody wrote cannot pass for a value."""
+
+def allocate(
+    plan: MovePlan,
+    me: int,
+    old_buffers: Mapping[str, torch.Tensor],
+    make: Make | None = None,
+    adopted: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
+    """New buffers of participant `me`: kept ones are the old tensors, adopted ones those given, all others are filled
+    with NaN, never with zeros, so that an element nobody wrote cannot pass for a value. `make` gives memory for
+    (shape, dtype); by default torch does, on the old buffers' device."""
     kept, found = plan.kept(me), {}
     device = next((t.device for t in old_buffers.values()), torch.device("cpu"))
     for name, (shape, dtype) in plan.new.specs(me).items():
         if name in kept:
             found[name] = old_buffers[kept[name]]
             continue
-        found[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        if adopted and name in adopted:
+            found[name] = adopted[name]
+            continue
+        kind = getattr(torch, dtype)
+        found[name] = torch.empty(shape, dtype=kind, device=device) if make is None else make(shape, kind)
         if found[name].is_floating_point():
             found[name].fill_(torch.nan)
         else:
@@ -97,14 +110,10 @@ class Pieces:
     @staticmethod
     def of(stream: Stream, message: Message, groups: Sequence[CellGroup], side: Side) -> Pieces:
         views = []
-        for offset, group, start, stop in stream.segments:
-            low = max(start, start + message.start - offset)
-            high = min(stop, start + message.stop - offset)
-            at = offset + low - start - message.start
-            if low < high:
-                for view in _views(groups[group].cells, low, high, side):
-                    views.append((at, view))
-                    at += view.numel() * view.element_size()
+        for at, cell, low, high in parts(stream, message, groups):
+            for view in _views(side.view(cell), cell, low, high):
+                views.append((at, view))
+                at += view.numel() * view.element_size()
         return Pieces(views, message.stop - message.start)
 
     def pack(self) -> torch.Tensor:
@@ -124,19 +133,36 @@ class Pieces:
             yield self.wire[at : at + num_bytes].view(view.dtype).view(view.shape), view
 
 
-def _views(cells: Sequence[Cell], start: int, stop: int, side: Side) -> Iterator[torch.Tensor]:
-    """Views of bytes [start, stop) of a group's stream, in stream order."""
-    ends = list(itertools.accumulate(cell.num_bytes for cell in cells))
-    for i in range(bisect_right(ends, start), len(cells)):
-        cell, begin = cells[i], ends[i] - cells[i].num_bytes
-        if begin >= stop:
-            return
-        low, high = max(start - begin, 0), min(stop - begin, cell.num_bytes)
-        view = side.view(cell)
-        if (low, high) == (0, cell.num_bytes):
-            yield view
-        elif view.is_contiguous():
-            yield view.reshape(-1)[low // cell.item_bytes : high // cell.item_bytes]
-        else:
-            for box in flat_range(Box.whole(tuple(view.shape)), low // cell.item_bytes, high // cell.item_bytes):
-                yield view[box.slices]
+def parts(stream: Stream, message: Message, groups: Sequence[CellGroup]) -> Iterator[tuple[int, Cell, int, int]]:
+    """What a message is made of, in stream order: (offset on the wire, cell, bytes [low, high) of the cell)."""
+    for offset, group, start, stop in stream.segments:
+        first = max(start, start + message.start - offset)
+        last = min(stop, start + message.stop - offset)
+        if first >= last:
+            continue
+        at = offset + first - start - message.start
+        cells = groups[group].cells
+        ends = list(itertools.accumulate(cell.num_bytes for cell in cells))
+        for i in range(bisect_right(ends, first), len(cells)):
+            begin = ends[i] - cells[i].num_bytes
+            if begin >= last:
+                break
+            low, high = max(first - begin, 0), min(last - begin, cells[i].num_bytes)
+            yield at, cells[i], low, high
+            at += high - low
+
+
+def boxes(cell: Cell, low: int, high: int) -> Iterator[Box]:
+    """Bytes [low, high) of a cell, counted from the cell's own origin: the same boxes wherever the cell lies."""
+    return flat_range(Box.whole(cell.box.shape), low // cell.item_bytes, high // cell.item_bytes)
+
+
+def _views(view: torch.Tensor, cell: Cell, low: int, high: int) -> Iterator[torch.Tensor]:
+    """Views of bytes [low, high) of a cell, as few as its place allows."""
+    if (low, high) == (0, cell.num_bytes):
+        yield view
+    elif view.is_contiguous():
+        yield view.reshape(-1)[low // cell.item_bytes : high // cell.item_bytes]
+    else:
+        for box in boxes(cell, low, high):
+            yield view[box.slices]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,9 @@ from suika.core.cluster import Device
 from suika.reshard.buffers import Pieces, Side, allocate, check_buffers
 from suika.reshard.hashing import tensor_hashes
 from suika.reshard.moveplan import MovePlan
+from suika.reshard.nearby import Nearby
+from suika.reshard.rounds import Message
+from suika.reshard.routes import Demand
 from suika.reshard.transports.base import Transport, Work
 
 WINDOW = 8  # messages in flight per participant
@@ -46,6 +49,7 @@ class MoveReport:
     sent_bytes: int = 0
     local_copy_bytes: int = 0  # same device, but cut differently
     kept_bytes: int = 0  # rebound
+    adopted_bytes: int = 0  # taken over from another process as they are
     hashed_bytes: int = 0
     allocated_bytes: int = 0
     staging_bytes: int = 0
@@ -64,13 +68,17 @@ def execute(
     old_buffers: Mapping[str, torch.Tensor],
     transport: Transport,
     new_buffers: Mapping[str, torch.Tensor] | None = None,
+    near: Nearby | None = None,
 ) -> tuple[dict[str, torch.Tensor], MoveReport]:
     """Carry out `plan` as device `me`; returns the buffers of the new plan (none for a leaver) and a report.
 
-    `new_buffers`: what `allocate` gave earlier, so that page faults stay out of the pause. Kept buffers come back as
-    the same tensors. Raises `MoveError` on all participants alike, or `TransportError` when a peer or link is gone.
+    `new_buffers`: what `allocate` gave earlier, so that page faults stay out of the pause. `near`: what
+    `Nearby.prepare` gave earlier, on all participants or none; it brings the new buffers along. Kept buffers come back
+    as the same tensors. Raises `MoveError` on all participants alike, or `TransportError` when a peer or link is gone.
     """
-    mover = _Mover(plan, plan.index(me), old_buffers, transport)
+    if near is not None:
+        new_buffers = near.buffers
+    mover = _Mover(plan, plan.index(me), old_buffers, transport, near)
     report = mover.report
     with report.phase("hash"):
         mine = mover.hash_sources()
@@ -93,11 +101,14 @@ def reshard(plan: MovePlan, tensors: Mapping[str, torch.Tensor], transport: Tran
 
 
 class _Mover:
-    def __init__(self, plan: MovePlan, me: int, old: Mapping[str, torch.Tensor], transport: Transport) -> None:
-        self.plan, self.me, self.transport = plan, me, transport
+    def __init__(
+        self, plan: MovePlan, me: int, old: Mapping[str, torch.Tensor], transport: Transport, near: Nearby | None
+    ) -> None:
+        self.plan, self.me, self.transport, self.near = plan, me, transport, near
         self.old = Side(dict(old), plan.old.regions(me))
         self.new = Side({}, plan.new.regions(me))
         self.kept = plan.kept(me)
+        self.adopted: Collection[str] = near.adopted if near is not None else ()
         self.report = MoveReport()
         self.problem = ""
         self.source_hashes: dict[int, np.ndarray] = {}  # group -> hash of each cell, as its holders have it
@@ -110,18 +121,24 @@ class _Mover:
         return {
             group: self._hashes(self.old, group)
             for group, demand in enumerate(self.plan.demands)
-            if self.me in demand.holders and (len(demand.holders) > 1 or set(demand.needers) - {self.me})
+            if self.me in demand.holders and (len(demand.holders) > 1 or self._is_relied_on(demand))
         }
+
+    def _is_relied_on(self, demand: Demand) -> bool:
+        """Whether somebody will check what it receives against this holder's hash."""
+        others = set(demand.needers).difference(demand.holders)
+        return any(self.near is None or not self.near.proven(demand.holders, other) for other in others)
 
     def agree(self, mine: dict[int, np.ndarray]) -> None:
         """Same plan, buffers as the plan says, replicas equal (those nobody will use, too): or nobody starts."""
-        head = json.dumps({"digest": self.plan.digest, "problem": self.problem}).encode()
+        said = {"digest": self.plan.digest, "near": self.near is not None, "problem": self.problem}
+        head = json.dumps(said).encode()
         everyone = [said.partition(b"\n") for said in self.transport.all_gather(head + b"\n" + _pack_hashes(mine))]
         heads = [json.loads(head) for head, _, _ in everyone]
         for device, said in zip(self.plan.participants, heads, strict=False):
             if said["problem"]:
                 raise MoveError(f"{device}: {said['problem']}")
-        plans = {said["digest"] for said in heads}
+        plans = {(said["digest"], said["near"]) for said in heads}
         if len(plans) > 1:
             raise MoveError(f"participants hold different move plans: {sorted(plans)}")
         self._compare_replicas([_unpack_hashes(packed) for _, _, packed in everyone])
@@ -156,7 +173,8 @@ class _Mover:
         self.new.buffers.update(buffers)
         sizes = {name: t.numel() * t.element_size() for name, t in buffers.items()}
         self.report.kept_bytes = sum(size for name, size in sizes.items() if name in self.kept)
-        self.report.allocated_bytes = sum(sizes.values()) - self.report.kept_bytes
+        self.report.adopted_bytes = sum(size for name, size in sizes.items() if name in self.adopted)
+        self.report.allocated_bytes = sum(sizes.values()) - self.report.kept_bytes - self.report.adopted_bytes
 
     def copy_residents(self) -> None:
         """Cells that stay on this device but not in the same buffer, each compared with its source."""
@@ -164,7 +182,7 @@ class _Mover:
             if self.me not in demand.needers or self.me not in demand.holders:
                 continue
             for cell in self.plan.groups[group].cells:
-                if self.new.buffer_of(cell) in self.kept:
+                if self.new.buffer_of(cell) in self.kept or self.new.buffer_of(cell) in self.adopted:
                     continue
                 source, target = self.old.view(cell), self.new.view(cell)
                 target.copy_(source)
@@ -173,7 +191,17 @@ class _Mover:
                     self.problem = f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
 
     def transfer(self) -> None:
-        """Post own messages in round order, a window of them at a time, and finish them in the same order."""
+        """What arrives from old owners; then, if anything is handed on inside nodes, what arrives from those."""
+        hops = [[m for m in self.plan.messages if self.plan.streams[m.stream].hop == hop] for hop in (0, 1)]
+        self._exchange(hops[0])
+        if hops[1]:
+            if self.near is not None:
+                self.transport.all_gather(b"")  # what neighbours will read has arrived
+            self._exchange(hops[1])
+
+    def _exchange(self, messages: Iterable[Message]) -> None:
+        """Post own messages in round order, a window of them at a time, and finish them in the same order; in between
+        read what neighbours hold."""
         in_flight: deque[tuple[Work, Pieces | None]] = deque()
 
         def finish_one() -> None:
@@ -182,15 +210,16 @@ class _Mover:
             if arrived is not None:
                 arrived.unpack()
 
-        hop = 0
-        for message in self.plan.messages:
+        for message in messages:
             stream = self.plan.streams[message.stream]
             if self.me not in (stream.src, stream.dst):
                 continue
-            if stream.hop > hop:  # what is forwarded must have arrived
-                hop = stream.hop
-                while in_flight:
-                    finish_one()
+            if self.near is not None and self.near.reads(stream):
+                if stream.dst == self.me:
+                    copied, problem = self.near.read(stream, message, self.new)
+                    self.report.received_bytes += copied
+                    self.problem = self.problem or problem
+                continue
             if len(in_flight) >= WINDOW:
                 finish_one()
             sending = stream.src == self.me
@@ -214,6 +243,8 @@ class _Mover:
         for group, demand in enumerate(self.plan.demands):
             if self.problem or self.me not in demand.needers or self.me in demand.holders:
                 continue
+            if self.near is not None and self.near.proven(demand.holders, self.me):
+                continue  # compared while it was copied
             differing = np.flatnonzero(self._hashes(self.new, group) != self.source_hashes[group])
             if len(differing):
                 key, box, _ = self.plan.groups[group].cells[int(differing[0])]

@@ -114,11 +114,16 @@ class MovePlan:
     def num_rounds(self) -> int:
         return self.messages[-1].round + 1 if self.messages else 0
 
+    @cached_property
+    def forwards(self) -> bool:
+        """Whether something that arrives from another node is handed on inside the node."""
+        return any(stream.hop for stream in self.streams)
+
     def kept(self, participant: int) -> dict[str, str]:
         """New buffer -> old buffer with the very same contents: rebound, not copied."""
         old, new = self.old.specs(participant), self.new.specs(participant)
-        holding = {(spec, _contents(self.old, participant).get(name)): name for name, spec in old.items()}
-        contents = _contents(self.new, participant)
+        holding = {(spec, contents_of(self.old, participant).get(name)): name for name, spec in old.items()}
+        contents = contents_of(self.new, participant)
         found: dict[str, str] = {}
         for name, spec in new.items():
             source = holding.get((spec, contents.get(name)))
@@ -127,8 +132,8 @@ class MovePlan:
         return found
 
 
-def _contents(side: Holdings, participant: int) -> dict[str, tuple[object, ...]]:
-    """Buffer -> what lies in it, in order; buffers without elements are absent."""
+def contents_of(side: Holdings, participant: int) -> dict[str, tuple[object, ...]]:
+    """Buffer -> what of the state lies in it, in order; buffers without elements are absent."""
     found: dict[str, list[object]] = {}
     for region in side.regions(participant):
         found.setdefault(region.buffer, []).append((region.key, region.box, region.offset))

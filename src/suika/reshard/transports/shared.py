@@ -11,6 +11,7 @@ import json
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -90,39 +91,38 @@ class Shared(Mapped):
     def __init__(self, rank: int, neighbours: Sequence[int], exchange: Exchange, timeout_s: float = 60.0) -> None:
         """`exchange` is an all-gather over every participant of the move; all of them must call it twice."""
         super().__init__(rank, Lines.open(rank, neighbours, exchange), _HostMemory(), timeout_s)
-        self._lent: dict[int, _LentBuffers] = {}
+        # What each neighbour has lent, call by call: one that is ahead may have begun the next.
+        self._lent: dict[int, deque[_LentBuffers]] = {peer: deque([_LentBuffers()]) for peer in self.lines.peers}
 
     def lend(self, buffers: Mapping[str, torch.Tensor]) -> dict[int, Lent]:
         """See `Transport.lend`. Raises ValueError for a buffer that `memfd` has not made."""
         own = [_described(name, buffer) for name, buffer in buffers.items()]
         for peer in self.lines.peers:
-            self._lent.setdefault(peer, _LentBuffers())
             for first in range(0, max(1, len(own)), _PER_PACKET):
                 part = own[first : first + _PER_PACKET]
                 head = HEAD.pack(LENT, 0, 0, 0, 0, int(first + _PER_PACKET >= len(own)))
                 fds = [fd for _, fd in part if fd is not None]
                 self.lines.post(peer, head + json.dumps([entry for entry, _ in part]).encode(), fds)
         deadline = time.monotonic() + self.timeout_s
-        while missing := [peer for peer, lent in self._lent.items() if not lent.complete]:
+        while missing := [peer for peer, calls in self._lent.items() if not calls[0].complete]:
             if gone := [peer for peer in missing if peer in self.lines.gone]:
                 raise TransportError(f"participant {gone[0]} {self.lines.gone[gone[0]]}")
             if time.monotonic() > deadline:
                 raise TransportError(f"participants {missing} have lent nothing for {self.timeout_s:.0f} s")
             self.serve(max(0.0, deadline - time.monotonic()))
-        lent, self._lent = self._lent, {}
-        return dict(lent)
+        return {peer: calls.popleft() for peer, calls in self._lent.items()}
 
     def hear(self, peer: int, packet: bytes, fds: list[int]) -> None:
         kind, *_, last = HEAD.unpack_from(packet)
         if kind != LENT:
             super().hear(peer, packet, fds)
             return
-        lent = self._lent.setdefault(peer, _LentBuffers())
-        entries = [_Entry(*entry) for entry in json.loads(packet[HEAD.size :])]
-        arrived = iter(fds)
-        for entry in entries:
+        lent, arrived = self._lent[peer][-1], iter(fds)
+        for entry in (_Entry(*entry) for entry in json.loads(packet[HEAD.size :])):
             lent.found[entry.name] = (entry, next(arrived) if _num_bytes(entry) else None)
-        lent.complete = bool(last)
+        if last:
+            lent.complete = True
+            self._lent[peer].append(_LentBuffers())
 
 
 def _described(name: str, buffer: torch.Tensor) -> tuple[_Entry, int | None]:

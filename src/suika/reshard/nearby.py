@@ -1,0 +1,120 @@
+"""Moves between participants that can look into each other's memory: whole buffers change hands, the rest is read.
+
+Nothing is sent. A needer copies from the owner's live buffer straight into its own, in whatever cut, and compares what
+it wrote. Where a whole buffer leaves its owner and is wanted as it is, the needer adopts it: the same pages, no byte
+copied. Owners leave their buffers alone until the move's verdict, which is everybody's acknowledgement.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from suika.reshard.buffers import Make, Side, allocate, boxes, parts
+from suika.reshard.moveplan import MovePlan, contents_of
+from suika.reshard.rounds import Message, Stream
+from suika.reshard.transports.base import Lent, Transport
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # element width -> bit patterns to compare
+
+
+def adoptions(plan: MovePlan, neighbours: Iterable[int]) -> dict[int, dict[str, tuple[int, str]]]:
+    """Participant -> new buffer -> (owner, its old buffer), among participants that share memory. A pure function.
+
+    A buffer goes over when shape and contents are the same and its owner does not keep it; each goes to one needer.
+    """
+    group = sorted(neighbours)
+    free: dict[object, deque[tuple[int, str]]] = defaultdict(deque)
+    for owner in group:
+        kept = set(plan.kept(owner).values())
+        contents = contents_of(plan.old, owner)
+        for name, spec in plan.old.specs(owner).items():
+            if name in contents and name not in kept:
+                free[spec, contents[name]].append((owner, name))
+    found: dict[int, dict[str, tuple[int, str]]] = {}
+    for needer in group:
+        kept, contents = set(plan.kept(needer)), contents_of(plan.new, needer)
+        found[needer] = {
+            name: free[spec, contents[name]].popleft()
+            for name, spec in plan.new.specs(needer).items()
+            if name in contents and name not in kept and free.get((spec, contents[name]))
+        }
+    return found
+
+
+@dataclass
+class Nearby:
+    """What one participant has of its neighbours during a move. `buffers` are its own new ones."""
+
+    plan: MovePlan
+    me: int
+    buffers: dict[str, torch.Tensor]
+    adopted: frozenset[str]
+    neighbours: frozenset[int]
+    sides: dict[tuple[int, int], Side]  # (hop, neighbour) -> what is read in that hop: old buffers, then new ones
+
+    @staticmethod
+    def prepare(
+        plan: MovePlan, me: int, old: Mapping[str, torch.Tensor], transport: Transport, make: Make | None = None
+    ) -> Nearby:
+        """Allocate the new buffers and map what will be read, while training goes on. All participants call it.
+
+        `make` gives memory that the neighbours can map. Raises `TransportError`, and MemoryError when there is none.
+        """
+        lent = transport.lend(old)
+        mine = adoptions(plan, {me, *lent})[me]
+        adopted = {name: lent[owner].adopt(there) for name, (owner, there) in mine.items()}
+        buffers = allocate(plan, me, old, make, adopted)
+        again = transport.lend(buffers) if plan.forwards else {}
+        sides = {(0, peer): Side(_Mapped(peers), plan.old.regions(peer)) for peer, peers in lent.items()}
+        sides |= {(1, peer): Side(_Mapped(peers), plan.new.regions(peer)) for peer, peers in again.items()}
+        near = Nearby(plan, me, buffers, frozenset(adopted), frozenset(lent), sides)
+        near._map()
+        return near
+
+    def reads(self, stream: Stream) -> bool:
+        """Whether the needer reads this stream from the owner's memory: nothing is sent."""
+        return {stream.src, stream.dst} <= self.neighbours | {self.me}
+
+    def proven(self, holders: Iterable[int], needer: int) -> bool:
+        """Whether `needer`, a neighbour or this participant, compares with an owner's memory instead of hashing."""
+        together = self.neighbours | {self.me}
+        return needer in together and not together.isdisjoint(holders)
+
+    def read(self, stream: Stream, message: Message, target: Side) -> tuple[int, str]:
+        """Copy one message from its owner's memory; (bytes copied, what went wrong or nothing)."""
+        source, copied = self.sides[stream.hop, stream.src], 0
+        for _, cell, low, high in parts(stream, message, self.plan.groups):
+            if target.buffer_of(cell) in self.adopted:
+                continue
+            bits, there, here = _BITS[cell.item_bytes], source.view(cell), target.view(cell)
+            for box in boxes(cell, low, high):
+                want, got = there[box.slices], here[box.slices]
+                got.copy_(want)
+                if not torch.equal(got.view(bits), want.view(bits)):
+                    return copied, f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
+            copied += high - low
+        return copied, ""
+
+    def _map(self) -> None:
+        """Map now what `read` will need."""
+        for stream in self.plan.streams:
+            if stream.dst == self.me and self.reads(stream):
+                for segment in stream.segments:
+                    for cell in self.plan.groups[segment.group].cells:
+                        self.sides[stream.hop, stream.src].view(cell)
+
+
+class _Mapped(dict[str, torch.Tensor]):
+    """A neighbour's buffers, mapped when first looked at."""
+
+    def __init__(self, lent: Lent) -> None:
+        super().__init__()
+        self._lent = lent
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        self[name] = self._lent.view(name)
+        return self[name]
