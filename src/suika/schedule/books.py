@@ -78,11 +78,13 @@ class Books:
         self.weight = rows[:, WEIGHT]
         # Tiers as whole numbers from 0 (highest priority): far apart in the sort key.
         self.tier = np.unique(-rows[:, PRIORITY], return_inverse=True)[1].astype(float)
+        self.weighted, self.tiered = bool((self.weight != 1.0).any()), bool(self.tier.any())
         self.held = board.num_held[self.number]
         hull = rows[:, MENU].astype(np.int64)
         width = int((_table.devices[hull] < NONE).sum(axis=1).max(initial=1))
-        self.hull_devices = _table.devices[hull, :width]  # [J, K]
-        self.hull_step_s = _table.step_s[hull, :width]  # [J, K]
+        # Hull points lead, so that the long axis of every wide array is the contiguous one.
+        self.hull_devices = np.ascontiguousarray(_table.devices[hull, :width].T)  # [K, J]
+        self.hull_step_s = np.ascontiguousarray(_table.step_s[hull, :width].T)  # [K, J]
         self.reference_rate, self.max_rate, self.least_work = _table.scalars[hull].T  # [J] each
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ class Books:
     @cached_property
     def smallest(self) -> np.ndarray:
         """[J] the smallest gang."""
-        return self.hull_devices[:, 0]
+        return self.hull_devices[0]
 
 
 def _rows(board: Board) -> np.ndarray:

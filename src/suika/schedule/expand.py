@@ -19,6 +19,8 @@ from suika.schedule.books import Books
 
 TIER = 1e12  # seconds between tiers in the sort key: more than any job lasts
 WAITS, KEPT = -2, -1  # instead of a hull column
+FEW = 64  # devices left below which who can still use them is looked at one by one
+NEVER_FITS = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -40,139 +42,193 @@ def expand(
     books: Books, pool: int, prices: Prices, remaining: np.ndarray, had: Share, alive: np.ndarray, pinned: np.ndarray
 ) -> Share:
     """A new share of `pool` devices. `remaining`, `alive`, `pinned` are [B, J]; pinned jobs keep what they have."""
-    jobs = np.arange(len(books))
     runs = had.devices > 0
-    free = pool - (had.devices * pinned).sum(axis=1)
     open_ = alive & ~pinned
     order, behind = _in_order(books, remaining, runs, open_)
-    price = prices.tax * (behind + prices.kappa) / pool  # [B, J], per device
+    price = (prices.tax / pool) * (behind + prices.kappa)  # [B, J], per device
 
-    # These are the widest arrays of a decision, hence in place.
-    cost = remaining[:, :, None] * books.hull_step_s
-    cost += books.pause_s[:, None]
-    cost *= 1 + price[:, :, None] * books.hull_devices
+    cost = _costs(books, remaining, price)  # [K, B, J]
     with np.errstate(divide="ignore", invalid="ignore"):
         keep_cost = np.where(runs, remaining / had.rate * (1 + price * had.devices), np.inf)
-    column = cost.argmin(axis=2)
-    column[keep_cost <= np.take_along_axis(cost, column[:, :, None], axis=2)[:, :, 0]] = KEPT
-    want = np.where(column == KEPT, had.devices, books.hull_devices[jobs, column])
-    least = np.where(runs, np.minimum(books.smallest, had.devices), books.smallest)
+    num_columns = len(cost)
+    column = cost.reshape(num_columns, -1).argmin(axis=0).reshape(remaining.shape)
+    column[keep_cost <= cost.min(axis=0)] = KEPT
 
-    gets = _hand_out(books, order, open_, want, least, column, cost, keep_cost, had.devices, free)
-    column = np.where(gets, column, WAITS)
-    _leftovers(books, remaining, had, column, free)
-    chosen = np.maximum(column, 0)
-    keeps = (column == KEPT) | pinned
-    devices = np.where(keeps, had.devices, np.where(column >= 0, books.hull_devices[jobs, chosen], 0))
-    rate = np.where(keeps, had.rate, np.where(column >= 0, 1.0 / books.hull_step_s[jobs, chosen], 0.0))
-    changed = open_ & ((column >= 0) | ((column == WAITS) & runs))
-    return Share(devices, rate, changed)
+    hand = _HandOut(books, order, open_, runs, had.devices, cost, keep_cost, column)
+    free = pool - (had.devices * pinned).sum(axis=1)
+    hand.give(free)
+    if free.any():
+        _leftovers(books, remaining, had, hand.column, free)
+    return _share(books, had, hand.column, open_, runs, pinned)
 
 
 def _in_order(
     books: Books, remaining: np.ndarray, runs: np.ndarray, open_: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Jobs of each variant in the order in which they choose [B, J], and how many come behind each job [B, J]."""
-    key = (remaining / books.reference_rate + np.where(runs, 0.0, books.pause_s)) / books.weight + books.tier * TIER
-    order = np.where(open_, key, np.inf).argsort(axis=1, kind="stable")
-    behind = np.empty_like(order)
-    last = open_.sum(axis=1, keepdims=True) - 1
-    np.put_along_axis(behind, order, last - np.arange(order.shape[1]), axis=1)
-    return order, behind
+    rows, jobs = remaining.shape
+    key = remaining / books.reference_rate
+    key += np.where(runs, 0.0, books.pause_s)
+    if books.weighted:
+        key /= books.weight
+    if books.tiered:
+        key += books.tier * TIER
+    key[~open_] = np.inf
+    order = key.argsort(axis=1, kind="stable")
+    behind = np.empty(rows * jobs)
+    place = open_.sum(axis=1, keepdims=True) - 1 - np.arange(jobs)
+    behind[(order + np.arange(0, rows * jobs, jobs)[:, None]).ravel()] = place.ravel()
+    return order, behind.reshape(rows, jobs)
 
 
-def _hand_out(
-    books: Books,
-    order: np.ndarray,
-    open_: np.ndarray,
-    want: np.ndarray,
-    least: np.ndarray,
-    column: np.ndarray,
-    cost: np.ndarray,
-    keep_cost: np.ndarray,
-    held: np.ndarray,
-    free: np.ndarray,
-) -> np.ndarray:
-    """Mask [B, J] of jobs that get something; `column` is rewritten where the wish did not fit, `free` [B] goes down.
+def _costs(books: Books, remaining: np.ndarray, price: np.ndarray) -> np.ndarray:
+    """What each hull point costs each job [K, B, J]: the widest array of a decision, hence built in place."""
+    cost = remaining[None] * books.hull_step_s[:, None]
+    cost += books.pause_s
+    factor = price[None] * books.hull_devices[:, None]
+    factor += 1.0
+    cost *= factor
+    return cost
+
+
+class _HandOut:
+    """Meets wishes in order within what is free; `column` [B, J] ends as what each job gets (WAITS: nothing).
 
     Wishes are met in bulk up to the first that does not fit; that job takes its best option within what is left; and so
     on behind it. A job whose smallest option does not fit any more is out, since the rest only shrinks.
     """
-    rows, num_jobs = order.shape
-    gets_in_order = np.zeros((rows, num_jobs), dtype=bool)
-    want_in_order = np.take_along_axis(want, order, axis=1)
-    least_in_order = np.take_along_axis(np.where(open_, least, np.iinfo(np.int64).max), order, axis=1)
-    place = np.arange(num_jobs)
-    start = np.zeros(rows, dtype=np.int64)
-    todo = np.arange(rows)
-    while len(todo):
-        may = (place >= start[todo, None]) & (least_in_order[todo] <= free[todo, None])
-        total = np.cumsum(np.where(may, want_in_order[todo], 0), axis=1)
-        over = total > free[todo, None]
-        stuck = over.any(axis=1)
-        first = np.where(stuck, over.argmax(axis=1), num_jobs)
-        gets_in_order[todo] |= may & (place < first[:, None])
-        spent = np.where(first > 0, np.take_along_axis(total, np.maximum(first - 1, 0)[:, None], axis=1)[:, 0], 0)
-        free[todo] -= spent
-        todo, first = todo[stuck], first[stuck]
-        start[todo] = first + 1
-        if not len(todo):
-            break
-        job = order[todo, first]
-        fits = np.where(books.hull_devices[job] <= free[todo, None], cost[todo, job], np.inf)  # [b, K]
-        best = fits.argmin(axis=1)
-        value = fits[np.arange(len(todo)), best]
-        keep_value = np.where(held[todo, job] <= free[todo], keep_cost[todo, job], np.inf)
-        keeps = keep_value <= value
-        some = np.minimum(value, keep_value) < np.inf
-        column[todo, job] = np.where(keeps, KEPT, best)
-        gets_in_order[todo, first] = some
-        free[todo] -= np.where(some, np.where(keeps, held[todo, job], books.hull_devices[job, best]), 0)
-    gets = np.empty_like(gets_in_order)
-    np.put_along_axis(gets, order, gets_in_order, axis=1)
-    return gets & open_
+
+    def __init__(
+        self,
+        books: Books,
+        order: np.ndarray,
+        open_: np.ndarray,
+        runs: np.ndarray,
+        held: np.ndarray,
+        cost: np.ndarray,
+        keep_cost: np.ndarray,
+        column: np.ndarray,
+    ) -> None:
+        rows, jobs = order.shape
+        self.books, self.order, self.held, self.cost, self.keep_cost = books, order, held, cost, keep_cost
+        self.column = column
+        self.at = order + np.arange(0, rows * jobs, jobs)[:, None]  # flat places of jobs, in order
+        want = np.where(
+            column == KEPT, held, books.hull_devices.ravel()[np.maximum(column, 0) * jobs + np.arange(jobs)]
+        )
+        least = np.where(runs, np.minimum(books.smallest, held), books.smallest)
+        self.want = want.ravel()[self.at]
+        self.least = np.where(open_, least, NEVER_FITS).ravel()[self.at]
+        self.gets = np.zeros((rows, jobs), dtype=bool)
+
+    def give(self, free: np.ndarray) -> None:
+        """`free` [B] goes down to what nobody could use."""
+        rows, jobs = self.order.shape
+        place = np.arange(jobs)
+        todo, start = np.arange(rows), np.zeros(rows, dtype=np.int64)
+        while len(todo):
+            left = free[todo]
+            may = self.least[todo] <= left[:, None]
+            if start.any():
+                may &= place >= start[:, None]
+            total = np.where(may, self.want[todo], 0).cumsum(axis=1)
+            over = total > left[:, None]
+            first = over.argmax(axis=1)
+            stuck = over[np.arange(len(todo)), first]
+            first[~stuck] = jobs
+            self.gets[todo] |= may & (place < first[:, None])
+            some = first > 0
+            free[todo[some]] -= total[some, first[some] - 1]
+            todo, start = todo[stuck], first[stuck] + 1
+            for row, at in zip(todo.tolist(), (start - 1).tolist(), strict=True):
+                free[row] -= self._best_within(row, at, int(free[row]))
+            few = free[todo] <= FEW
+            for row, at in zip(todo[few].tolist(), start[few].tolist(), strict=True):
+                free[row] = self._one_by_one(row, at, int(free[row]))
+            todo, start = todo[~few], start[~few]
+        column = self.column.ravel()
+        column[self.at[~self.gets]] = WAITS
+        self.column = column.reshape(rows, jobs)
+
+    def _one_by_one(self, row: int, start: int, free: int) -> int:
+        """Serve whoever still fits from place `start` on; what is left."""
+        least = self.least[row, start:]
+        for at in (np.flatnonzero(least <= free) + start).tolist() if free else ():
+            if self.least[row, at] <= free:
+                wanted = int(self.want[row, at])
+                if wanted <= free:
+                    self.gets[row, at] = True
+                    free -= wanted
+                else:
+                    free -= self._best_within(row, at, free)
+                if not free:
+                    break
+        return free
+
+    def _best_within(self, row: int, at: int, free: int) -> int:
+        """The job at this place takes its best option of at most `free` devices; how many that are."""
+        job = int(self.order[row, at])
+        best, takes, value = WAITS, 0, np.inf
+        devices, costs = self.books.hull_devices[:, job].tolist(), self.cost[:, row, job].tolist()
+        for column, (num, cost) in enumerate(zip(devices, costs, strict=True)):
+            if num <= free and cost < value:
+                best, takes, value = column, num, cost
+        held = int(self.held[row, job])
+        if 0 < held <= free and self.keep_cost[row, job] <= value:
+            best, takes = KEPT, held
+        self.column[row, job] = best
+        self.gets[row, at] = best != WAITS
+        return takes
+
+
+def _share(
+    books: Books, had: Share, column: np.ndarray, open_: np.ndarray, runs: np.ndarray, pinned: np.ndarray
+) -> Share:
+    jobs = column.shape[1]
+    chosen = np.maximum(column, 0) * jobs + np.arange(jobs)
+    takes = column >= 0
+    keeps = (column == KEPT) | pinned
+    devices = np.where(takes, books.hull_devices.ravel()[chosen], 0)
+    rate = np.where(takes, 1.0 / books.hull_step_s.ravel()[chosen], 0.0)
+    devices[keeps] = had.devices[keeps]
+    rate[keeps] = had.rate[keeps]
+    changed = open_ & (takes | (runs & ~keeps))
+    return Share(devices, rate, changed)
 
 
 def _leftovers(books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, free: np.ndarray) -> None:
     """Spend `free` [B] on steps up the hull, most time saved per device first; rewrites `column` and `free`."""
-    todo = np.flatnonzero((free > 0) & (column > WAITS).any(axis=1))
-    if not len(todo):
-        return
-    width = books.hull_devices.shape[1]
-    gain = np.full((len(todo), len(books)), -np.inf)
-    step = np.zeros((len(todo), len(books)), dtype=np.int64)  # devices more
-    for i, row in enumerate(todo.tolist()):
+    for row in np.flatnonzero(free).tolist():
         jobs = np.flatnonzero(column[row] > WAITS)
-        gain[i, jobs], step[i, jobs] = _next_step(books, remaining[row], had, column, row, jobs)
-    while True:
-        gain[step > free[todo, None]] = -np.inf
-        job = gain.argmax(axis=1)
-        good = gain[np.arange(len(todo)), job] > 0
-        if not good.any():
-            return
-        for i in np.flatnonzero(good).tolist():
-            row, one = int(todo[i]), job[i : i + 1]
-            free[row] -= step[i, one[0]]
-            held = had.devices[row, one] if column[row, one[0]] == KEPT else books.hull_devices[one, column[row, one]]
-            column[row, one] = np.minimum((books.hull_devices[one] <= held[:, None]).sum(axis=1), width - 1)
-            gain[i, one], step[i, one] = _next_step(books, remaining[row], had, column, row, one)
+        gain, step = _next_step(books, remaining[row], had, column[row], row, jobs)
+        while True:
+            gain[step > free[row]] = -np.inf
+            best = int(gain.argmax()) if len(gain) else 0
+            if not len(gain) or gain[best] <= 0:
+                break
+            free[row] -= step[best]
+            one = jobs[best : best + 1]
+            now = column[row, one[0]]
+            held = had.devices[row, one[0]] if now == KEPT else books.hull_devices[now, one[0]]
+            column[row, one[0]] = int((books.hull_devices[:, one[0]] <= held).sum())
+            gain[best : best + 1], step[best : best + 1] = _next_step(books, remaining[row], had, column[row], row, one)
 
 
 def _next_step(
     books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, row: int, jobs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds saved per device by the next hull point of each of `jobs`, -inf without one, and its devices."""
-    width = books.hull_devices.shape[1]
-    kept = column[row, jobs] == KEPT
-    at = np.maximum(column[row, jobs], 0)
-    held = np.where(kept, had.devices[row, jobs], books.hull_devices[jobs, at])
+    width = len(books.hull_devices)
+    kept = column[jobs] == KEPT
+    at = np.maximum(column[jobs], 0)
+    held = np.where(kept, had.devices[row, jobs], books.hull_devices[at, jobs])
     with np.errstate(divide="ignore"):
-        step_s = np.where(kept, 1.0 / had.rate[row, jobs], books.hull_step_s[jobs, at])
-    upper = np.where(kept, (books.hull_devices[jobs] <= held[:, None]).sum(axis=1), at + 1)
+        step_s = np.where(kept, 1.0 / had.rate[row, jobs], books.hull_step_s[at, jobs])
+    upper = np.where(kept, (books.hull_devices[:, jobs] <= held).sum(axis=0), at + 1)
     exists = upper < width
     upper = np.minimum(upper, width - 1)
-    more = books.hull_devices[jobs, upper] - held
-    saved_s = remaining[jobs] * (step_s - books.hull_step_s[jobs, upper])
+    more = books.hull_devices[upper, jobs] - held
+    saved_s = remaining[jobs] * (step_s - books.hull_step_s[upper, jobs])
     # A change of a job that would run on undisturbed must repay its pause twice.
-    repays = np.where(kept, saved_s - books.pause_s[jobs] > books.pause_s[jobs], saved_s > 0)
+    repays = np.where(kept, saved_s > 2 * books.pause_s[jobs], saved_s > 0)
     return np.where(exists & repays & (more > 0), saved_s / np.maximum(more, 1), -np.inf), more
