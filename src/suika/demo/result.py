@@ -10,8 +10,6 @@ from typing import Any
 from suika.core.cluster import Device
 from suika.core.layout import Layout
 from suika.core.plan import Placement, Plan
-from suika.reshard.assignment import bound_bytes, inbound_bytes
-from suika.reshard.state import JobShape
 
 BOUND = 1e-9  # largest loss difference that fp64 jobs may show against their unmoved twins
 
@@ -50,25 +48,21 @@ class MoveResult:
     pause_s: float | None
     total_s: float | None
     at_s: float  # of its commit, since the first event
+    beside: tuple[tuple[str, Plan], ...] = ()  # other jobs that trained then, and how
     checkpoint_restart_s: float | None = None
     checkpoint_restart_by: str | None = None  # memory or disk: the better of the two
 
     @staticmethod
-    def of(job: str, shape: JobShape, record: Mapping[str, Any], at_s: float) -> MoveResult:
+    def of(job: str, record: Mapping[str, Any], at_s: float, beside: tuple[tuple[str, Plan], ...]) -> MoveResult:
         """From the data of a `redeployed` event."""
-        old, new = _plan(record, "old"), _plan(record, "new")
+        told = ("reason", "sentence", "cut_step", "moved_bytes", "bound_bytes", "pause_s", "total_s")
         return MoveResult(
             job,
-            old,
-            new,
-            record["reason"],
-            record["sentence"],
-            record["cut_step"],
-            record["moved_bytes"],
-            bound_bytes(inbound_bytes(shape, old, new.layout, new.devices)),
-            record["pause_s"],
-            record["total_s"],
-            at_s,
+            _plan(record, "old"),
+            _plan(record, "new"),
+            **{key: record[key] for key in told},
+            at_s=at_s,
+            beside=beside,
         )
 
     @property

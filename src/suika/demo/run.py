@@ -21,14 +21,15 @@ from suika.control.store import Event
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.errors import SpecError
 from suika.core.job import ENDED, Job, JobState
+from suika.core.plan import Plan
 from suika.demo.result import DemoResult, JobResult, MoveResult
+from suika.demo.rival import add_rivals, cold_restart
 from suika.demo.scene import LiveScene, Recorder, StepSeen
 from suika.demo.script import CLUSTER, events
 from suika.demo.show import Show
 from suika.demo.tell import tell, write_events
 from suika.demo.timeline import Mark
 from suika.demo.twin import largest_difference, run_twins
-from suika.reshard.state import JobShape
 from suika.train.data import prepare
 
 TEXT_BYTES = 4 << 20  # more than the jobs will read
@@ -59,10 +60,10 @@ def run_demo(text: Path | None, out: Path, show: Show, rivals: bool = True) -> D
             twins = run_twins(specs, service.backend, work, show.twins)
             results = tuple(_job_result(job, recorder.steps[job.id], twins[job.spec.name].losses) for job in jobs)
             cold_restart_s = None
-            if rivals:
-                from suika.demo.rival import add_rivals
-
-                moves, cold_restart_s = add_rivals(jobs, moves, service.backend, work, show)
+            if rivals and moves:
+                by_name = {spec.name: spec for spec in specs}
+                moves = add_rivals(by_name, moves, service.backend, work, show)
+                cold_restart_s = cold_restart(by_name, moves, service.backend, work, show)
         result = DemoResult(results, moves, _problems(happened), time.monotonic() - began_s, cold_restart_s)
         return tell(result, jobs, recorder.steps, happened, marks, out)
 
@@ -106,16 +107,22 @@ def _play(service: Service, data: Path, show: Show) -> list[Mark]:
 
 
 def _moves(jobs: tuple[Job, ...], happened: tuple[Event, ...]) -> tuple[MoveResult, ...]:
-    """The measured moves in the order of their commits."""
-    by_id = {job.id: job for job in jobs}
-    committed_s = {(e.job_id, e.data["generation"]): e.at_s for e in happened if e.kind == "committed"}
+    """The measured moves in the order of their commits, each with what else was training."""
+    names = {job.id: job.spec.name for job in jobs}
+    records = {(e.job_id, e.data["generation"]): e.data for e in happened if e.kind == "redeployed"}
+    running: dict[str, Plan] = {}  # by job id
     found = []
     for event in happened:
-        if event.kind == "redeployed":
-            assert event.job_id is not None
-            spec, at_s = by_id[event.job_id].spec, committed_s[event.job_id, event.data["generation"]]
-            found.append(MoveResult.of(spec.name, JobShape.of(spec), event.data, at_s - happened[0].at_s))
-    return tuple(sorted(found, key=lambda move: move.at_s))
+        if event.job_id is None:
+            continue
+        if event.kind == "committed" and (record := records.get((event.job_id, event.data["generation"]))):
+            beside = tuple((names[other], plan) for other, plan in running.items() if other != event.job_id)
+            found.append(MoveResult.of(names[event.job_id], record, event.at_s - happened[0].at_s, beside))
+        if event.kind in ("launched", "committed"):
+            running[event.job_id] = Plan.from_dict(event.data["plan"])
+        elif event.kind in ("job-finished", "job-failed", "job-cancelled", "job-recovering"):
+            running.pop(event.job_id, None)
+    return tuple(found)
 
 
 def _job_result(job: Job, steps: dict[int, StepSeen], twin: dict[int, float]) -> JobResult:

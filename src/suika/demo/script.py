@@ -13,8 +13,8 @@ from typing import Any, Protocol
 CLUSTER = "2x4:cpu"
 VOCAB = 257  # bytes, and the end of a file
 THREE_AXES = "tp=2,pp=2,dp=1,micro_batch=2"
-UNEVEN = "tp=1,pp=2,dp=2,micro_batch=2,layers_per_stage=4:2"
-SETTLE_STEPS = 8  # a job shows its new layout for so long before the script goes on
+UNEVEN = "tp=1,pp=2,dp=2,micro_batch=2,layers_per_stage=3:2"
+SETTLE_STEPS = 7  # a job shows its new layout for so long before the script goes on
 
 
 class Scene(Protocol):
@@ -48,13 +48,13 @@ class Event:
 
 
 def llama(data: Path) -> dict[str, Any]:
-    model = {"family": "llama", "layers": 6, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": VOCAB}
-    return _job("llama", model, data, global_batch=8, steps=150, devices={"min": 1, "max": 8})
+    model = {"family": "llama", "layers": 5, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": VOCAB}
+    return _job("llama", model, data, global_batch=8, steps=130, devices={"min": 1, "max": 8})
 
 
 def gpt(data: Path) -> dict[str, Any]:
     model = {"family": "gpt", "layers": 4, "hidden": 48, "ffn": 192, "heads": 4, "vocab": VOCAB, "tied": True}
-    return _job("gpt", model, data, global_batch=4, steps=80, devices={"min": 2, "max": 4})
+    return _job("gpt", model, data, global_batch=4, steps=70, devices={"min": 2, "max": 4})
 
 
 def small(data: Path) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def events(data: Path) -> tuple[Event, ...]:
             "drain",
             lambda s: {"node": s.node_of("llama")},
         ),
-        resize("llama", "llama's user wants stages of 4 and 2 layers", llama_settled, layout=UNEVEN),
+        resize("llama", "llama's user wants stages of 3 and 2 layers", llama_settled, layout=UNEVEN),
         Event("the node is back", llama_settled, "drain", lambda s: {"node": s.drained(), "undo": True}),
         resize("llama", "llama may use all devices again", lambda s: True, devices="1:8"),
         submit(gpt(data), "gpt arrives: room must be made", llama_settled),
