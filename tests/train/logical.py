@@ -26,6 +26,11 @@ def _view(buffers: Buffers, buffer: str, offset: int, box: Box) -> np.ndarray:
     return buffers[buffer].reshape(-1)[offset : offset + box.numel].reshape(shape)
 
 
+def bits(buffer: torch.Tensor) -> np.ndarray:
+    """The buffer's memory as an array; numpy has no bfloat16, so that one is seen as integers."""
+    return (buffer.view(torch.int16) if buffer.dtype == torch.bfloat16 else buffer).numpy()
+
+
 def _inside(box: Box) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in zip(box.starts, box.stops, strict=True))
 
@@ -52,7 +57,7 @@ def merge(spec: JobSpec, layout: Layout, ranks: list[Buffers]) -> State:
 
 def cut(spec: JobSpec, layout: Layout, rank: int, buffers: dict[str, torch.Tensor], state: State) -> None:
     """Fill the buffers of a rank from whole tensors."""
-    arrays = {name: buffer.numpy() for name, buffer in buffers.items()}
+    arrays = {name: bits(buffer) for name, buffer in buffers.items()}
     for region in rank_regions(spec.model, layout, spec.sequence_length, spec.precision, rank):
         _view(arrays, region.buffer, region.offset, region.box)[...] = state[region.key][_inside(region.box)]
 
@@ -72,7 +77,7 @@ def train_from(
         if records is not None:
             program.load_records(records)
         results = [program.step(()) for _ in range(steps)]
-        return {k: b.numpy() for k, b in program.buffers().items()}, program.records(), results
+        return {k: bits(b) for k, b in program.buffers().items()}, program.records(), results
 
     ranks = run_ranks(layout.num_ranks, body, TIMEOUT_S)
     assert all(r[1:] == ranks[0][1:] for r in ranks)

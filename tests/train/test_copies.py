@@ -77,8 +77,9 @@ def test_fewer_key_value_heads_than_tp_ranks(kv_heads: int, sequence_parallel: b
     assert state[StateKey("layers.0.attention.k.weight", "weight")].shape == (kv_heads * model.head_dim, model.hidden)
 
 
-def test_a_detour_through_another_layout_loses_no_bit_of_the_state() -> None:
-    spec = job(llama(layers=2, kv_heads=1), "fp32")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_detour_through_another_layout_loses_no_bit_of_the_state(precision: str) -> None:
+    spec = job(llama(layers=2, kv_heads=1), precision)
     state, records, _ = train_from(spec, Layout(pp=2), 2)
     for layout in (Layout(tp=2, dp=2), Layout(dp=3, zero_buckets="stage"), Layout(tp=4)):
         moved, after, _ = train_from(spec, layout, 0, state, records)

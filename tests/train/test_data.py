@@ -63,10 +63,14 @@ def test_missing_and_empty_sources_are_refused(make, problem: str, tmp_path: Pat
 def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("x")
 
-    def denied(self: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
+    def denied(self: Path, mode: str) -> None:
+        assert mode == "wb" or self.name == "secret"
+        if mode == "rb":
+            raise PermissionError(13, "Permission denied")
+        return opened(self, mode)
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(SpecError, match="cannot be read: Permission denied"):
         prepare(tmp_path / "secret", tmp_path / "out.bin")
 
@@ -117,3 +121,13 @@ def test_a_batch_may_straddle_epochs() -> None:
     order = SampleOrder(5, 0)
     read = np.concatenate([order.windows(start, start + 3) for start in range(0, 15, 3)])
     assert all(sorted(epoch) == list(range(5)) for epoch in read.reshape(3, 5).tolist())
+
+
+def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = bytes(range(1, 256)) * 10
+    (tmp_path / "t.txt").write_bytes(text)
+    prepare(tmp_path / "t.txt", tmp_path / "whole.bin")
+    monkeypatch.setattr("suika.train.data._PIECE_BYTES", 7)
+    prepare(tmp_path / "t.txt", tmp_path / "pieces.bin")
+    assert open_tokens(tmp_path / "pieces.bin").tolist() == [*text, END_OF_FILE]
+    assert load_manifest(tmp_path / "pieces.bin") == load_manifest(tmp_path / "whole.bin")

@@ -44,11 +44,19 @@ def test_fp64_is_the_one_process_run(model: ModelSpec, layout: Layout) -> None:
         (llama(), Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True)),
         (llama(), Layout(pp=3, dp=2)),
     ],
-    ids=str,
+    ids=["gpt-tp2pp2dp2", "gpt-dp3", "llama-tp2pp2-sp", "llama-pp3dp2"],
 )
 def test_fp32_is_the_one_process_run(model: ModelSpec, layout: Layout) -> None:
     spec = job(model, "fp32")
     assert max_loss_difference(run(spec, layout), twin(spec)) < FP32_BOUND
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=3), Layout(tp=2, pp=2, micro_batch=4, sequence_parallel=True)], ids=str)
+@pytest.mark.parametrize("model", [gpt(layers=2), llama(layers=2)], ids=lambda m: m.family)
+def test_bf16_with_fp32_masters_stays_within_its_rounding(model: ModelSpec, layout: Layout) -> None:
+    results = run(job(model, "bf16"), layout)
+    assert max_loss_difference(results, twin(job(model, "bf16"))) < 5e-3
+    assert max_loss_difference(results, twin(job(model, "fp32"))) < 1e-2
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from suika.runtime.profiler import message, span
+
 # Up to this size each rank sends its whole tensor to the others (one hop); above, sums are made in chunks (two hops,
 # but the least bytes). With two ranks both send the same bytes and one hop is always better.
 _ONE_HOP_BYTES = 1 << 16
@@ -86,6 +88,11 @@ class Axis:
         sent; both sides know the sizes. Peers start with the next rank, so that not all send to one first."""
         if self.group is None:
             return []
+        with message(self.name, "swap", sum(part.nbytes for part in outgoing) - outgoing[self.rank].nbytes, self.size):
+            return self._start(outgoing, incoming)
+
+    def _start(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[dist.Work]:
+        assert self.group is not None
         peers = [(self.rank + step) % self.size for step in range(1, self.size)]
         works = [self.group.recv([incoming[r]], r, _TAG) for r in peers if incoming[r].numel()]
         return works + [self.group.send([outgoing[r]], r, _TAG) for r in peers if outgoing[r].numel()]
@@ -102,8 +109,9 @@ def fold(parts: Sequence[Tensor]) -> Tensor:
 
 
 def wait(works: Sequence[dist.Work]) -> None:
-    for work in works:
-        work.wait()
+    with span("messages"):
+        for work in works:
+            work.wait()
 
 
 class _Enter(torch.autograd.Function):

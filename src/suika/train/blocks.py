@@ -51,7 +51,11 @@ class Norm(Weights):
 
 
 def rotary_tables(length: int, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x frequency, each (L, d): RoFormer (arXiv 2104.09864), halves rotated as in Llama."""
+    """cos and sin of position x frequency, each (L, d), in fp32 or wider; halves are rotated as in Llama.
+
+    Source: RoFormer (arXiv 2104.09864).
+    """
+    dtype = torch.promote_types(dtype, torch.float32)
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies).repeat(1, 2)
     sin = angles.sin()
@@ -61,7 +65,7 @@ def rotary_tables(length: int, head_dim: int, theta: float, dtype: torch.dtype) 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions on (B, heads, L, d)."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 class Attention(nn.Module):

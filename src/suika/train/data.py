@@ -9,6 +9,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from suika.core.errors import SpecError, require
 
 END_OF_FILE = 256
 _TOKEN = np.dtype("<u2")
+_PIECE_BYTES = 1 << 24  # read at a time: a file may be larger than memory
 _SNIFF_BYTES = 8192  # a file with a zero byte in its first 8 KiB is taken for binary, as git and grep do
 
 
@@ -54,23 +56,25 @@ def prepare(
     source, out = Path(source), Path(out)
     require(source.exists(), "data", str(source), "does not exist", "give a text file or a folder of text files")
     digest, num_tokens, num_files, num_skipped = hashlib.sha256(), 0, 0, 0
-    left = max_bytes or None
+    left = max_bytes or sys.maxsize
     with _replacing(out) as file:
         for path in _files(source, pattern):
-            text = _read_text(path, must=path == source)
-            if not text:
+            before = left
+            for text in _read_text(path, must=path == source):
+                tokens = np.frombuffer(text[:left], np.uint8).astype(_TOKEN)
+                left -= len(tokens)
+                file.write(tokens.data)
+                digest.update(tokens.data)
+            if left == before:
                 num_skipped += 1
                 continue
-            tokens = np.frombuffer(text[:left], np.uint8).astype(_TOKEN)
             if end_of_file:
-                tokens = np.append(tokens, _TOKEN.type(END_OF_FILE))
-            file.write(tokens.data)
-            digest.update(tokens.data)
-            num_tokens, num_files = num_tokens + len(tokens), num_files + 1
-            if left is not None:
-                left -= min(left, len(text))
-                if left == 0:
-                    break
+                file.write(_TOKEN.type(END_OF_FILE).tobytes())
+                digest.update(_TOKEN.type(END_OF_FILE).tobytes())
+            num_files += 1
+            num_tokens += before - left + end_of_file
+            if left == 0:
+                break
         require(num_files > 0, "data", str(source), f"holds no text file that matches {pattern!r}")
     vocab = END_OF_FILE + 1 if end_of_file else END_OF_FILE
     manifest = DataManifest(num_tokens, vocab, num_files, num_skipped, str(source), digest.hexdigest())
@@ -111,23 +115,27 @@ def _files(source: Path, pattern: str) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)
-            if fnmatch.fnmatch(name, pattern) and not name.startswith(".") and not path.is_symlink():
+            plain = path.is_file() and not path.is_symlink() and not name.startswith(".")
+            if plain and fnmatch.fnmatch(name, pattern):
                 yield path
 
 
-def _read_text(path: Path, must: bool) -> bytes:
-    """The bytes of a text file; empty for one that is binary or cannot be read, unless it `must`."""
+def _read_text(path: Path, must: bool) -> Iterator[bytes]:
+    """The bytes of a text file, in pieces; nothing for one that is binary or cannot be opened, unless it `must`."""
     try:
-        text = path.read_bytes() if path.is_file() else b""
+        file = path.open("rb")
     except OSError as error:
+        require(not must, "data", str(path), f"cannot be read: {error.strerror}")
+        return
+    with file:
+        piece = file.read(_PIECE_BYTES)
         if must:
-            raise SpecError("data", str(path), f"cannot be read: {error.strerror}") from None
-        return b""
-    if must:
-        require(len(text) > 0, "data", str(path), "is empty")
-    elif b"\0" in text[:_SNIFF_BYTES]:
-        return b""
-    return text
+            require(len(piece) > 0, "data", str(path), "is empty")
+        elif b"\0" in piece[:_SNIFF_BYTES]:
+            return
+        while piece:
+            yield piece
+            piece = file.read(_PIECE_BYTES)
 
 
 @contextmanager

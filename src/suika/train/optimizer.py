@@ -30,27 +30,31 @@ def learning_rate(spec: OptimizerSpec, step: int, num_steps: int) -> float:
 
 
 class BucketState:
-    """Moments of one bucket's slice and the pieces of the weights that it updates, as views of the bound buffers."""
+    """Moments of one bucket's slice and the pieces of the weights that it updates, as views of the bound buffers.
+
+    With masters (bf16) the update goes to the master and the weights are its rounding.
+    """
 
     def __init__(self, bucket: Bucket, buffers: Mapping[str, Tensor]) -> None:
         self.bucket = bucket
         self.m, self.v = buffers[f"m/{bucket.name}"], buffers[f"v/{bucket.name}"]
         self.weights = [buffers[f"weight/{t.name}"].view(-1) for t in bucket.tensors]
         start, stop = bucket.slice
-        self.pieces: list[Tensor] = []
-        self.decayed: list[Tensor] = []
-        for tensor, weight, at in zip(bucket.tensors, self.weights, bucket.offsets, strict=True):
-            piece = weight[max(start - at, 0) : max(stop - at, 0)]
-            if len(piece):
-                self.pieces.append(piece)
-                if tensor.decay:
-                    self.decayed.append(piece)
-        self.sizes = [len(piece) for piece in self.pieces]
+        cut = [
+            (tensor, piece)
+            for tensor, weight, at in zip(bucket.tensors, self.weights, bucket.offsets, strict=True)
+            if len(piece := weight[max(start - at, 0) : max(stop - at, 0)])
+        ]
+        self.rounded = [piece for _, piece in cut]  # of this slice, as the model reads them
+        self.sizes = [len(piece) for piece in self.rounded]
+        master = buffers.get(f"master/{bucket.name}")
+        self.exact = self.rounded if master is None else list(master.split(self.sizes)) if cut else []
+        self.decayed = [exact for (tensor, _), exact in zip(cut, self.exact, strict=True) if tensor.decay]
 
     @torch.no_grad()
     def update(self, grad: Tensor, spec: OptimizerSpec, step: int, lr: float) -> None:
         """AdamW (arXiv 1711.05101) with the scaled gradient of this slice; `step` counts from 1. Consumes `grad`."""
-        if not self.pieces:
+        if not self.exact:
             return
         beta1, beta2 = spec.betas
         scratch = grad * (1 - beta1)
@@ -61,14 +65,16 @@ class BucketState:
         torch.div(self.m, scratch, out=grad).mul_(lr / (1 - beta1**step))
         if spec.weight_decay and self.decayed:
             torch._foreach_mul_(self.decayed, 1 - lr * spec.weight_decay)
-        torch._foreach_sub_(self.pieces, grad.split(self.sizes))
+        torch._foreach_sub_(self.exact, grad.split(self.sizes))
+        if self.exact is not self.rounded:
+            torch._foreach_copy_(self.rounded, self.exact)
 
     @torch.no_grad()
     def pack(self, flat: Tensor) -> None:
         """Write the updated slice into its place in the bucket's flat vector."""
         start, stop = self.bucket.slice
-        if self.pieces:
-            torch.cat(self.pieces, out=flat[start:stop])
+        if self.rounded:
+            torch.cat(self.rounded, out=flat[start:stop])
 
     @torch.no_grad()
     def unpack(self, flat: Tensor) -> None:
@@ -89,8 +95,13 @@ class AdamW:
             state.update(grad, self.spec, step, lr)
 
     def share(self, flats: list[Tensor], dp: Axis) -> None:
-        """Give every replica the slices that the others updated. `flats` are scratch, each as long as its bucket."""
-        split = [(s, f) for s, f in zip(self.states, flats, strict=True) if s.bucket.sharded and dp.size > 1]
+        """Give every replica the slices that the others updated. `flats` are scratch, at least as long and as wide as
+        each bucket's weights."""
+        split = [
+            (state, flat.view(state.weights[0].dtype)[: state.bucket.numel])
+            for state, flat in zip(self.states, flats, strict=True)
+            if state.bucket.sharded and dp.size > 1
+        ]
         rounds = []
         for state, flat in split:
             state.pack(flat)

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suika.core.errors import require
 from suika.core.job import JobSpec
-from suika.core.layout import check_layout, micro_batch_shares
+from suika.core.layout import micro_batch_shares
 from suika.core.mesh import Mesh
 from suika.core.plan import Plan
 from suika.reshard.state import buffer_specs, optimizer_kinds, rank_buckets, shard_box, weight_dtype
+from suika.runtime.profiler import span
 from suika.runtime.program import RankGroups, StepResult
 from suika.train.axis import Axis, TensorParallel
 from suika.train.dataset import Dataset
 from suika.train.gradients import Gradients
 from suika.train.initial import initial_shard
+from suika.train.limits import check_runnable
 from suika.train.optimizer import AdamW, learning_rate
 from suika.train.pipeline import build_pipeline
 from suika.train.stage import Stage
@@ -28,20 +29,8 @@ from suika.train.vocabulary import IGNORED
 
 def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> Trainer:
     """The program of `rank` under `plan`, without storage. Raises `SpecError` for what the trainer cannot run."""
-    check_runnable(spec, plan)
+    check_runnable(spec, plan.layout)
     return Trainer(spec, plan, rank, groups, data_path)
-
-
-def check_runnable(spec: JobSpec, plan: Plan) -> None:
-    """Raise `SpecError` unless this trainer can run `spec` under `plan`."""
-    layout = plan.layout
-    check_layout(layout, spec.model, spec.global_batch, spec.sequence_length)
-    for field, most in (("cp", 1), ("ep", 1), ("virtual_stages", 1), ("zero", 1)):
-        value = getattr(layout, field)
-        require(value <= most, f"layout.{field}", value, "the built-in trainer cannot run it", f"use {most}")
-    require(spec.model.experts == 0, "job.model.experts", spec.model.experts, "the built-in trainer has no experts")
-    known = spec.precision in ("fp32", "fp64")
-    require(known, "job.precision", spec.precision, "the built-in trainer cannot run it", "use fp32 or fp64")
 
 
 class Trainer:
@@ -83,10 +72,14 @@ class Trainer:
     def initialise(self) -> dict[str, Tensor]:
         buffers = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self._specs.items()}
         for bucket in self.buckets:
-            for tensor in bucket.tensors:
+            start, stop = bucket.slice
+            for tensor, at in zip(bucket.tensors, bucket.offsets, strict=True):
                 box = shard_box(tensor, self.layout.tp, self.place.tp)
-                shard = initial_shard(self.spec.model, self.spec.seed, tensor, box.starts, box.stops)
-                buffers[f"weight/{tensor.name}"].copy_(torch.from_numpy(shard))
+                shard = torch.from_numpy(initial_shard(self.spec.model, self.spec.seed, tensor, box.starts, box.stops))
+                buffers[f"weight/{tensor.name}"].copy_(shard)
+                if (master := buffers.get(f"master/{bucket.name}")) is not None:
+                    owned = shard.flatten()[max(start - at, 0) : max(stop - at, 0)]
+                    master[max(at - start, 0) :][: len(owned)] = owned
         return buffers
 
     def bind(self, buffers: Mapping[str, Tensor]) -> None:
@@ -120,16 +113,20 @@ class Trainer:
     def step(self, votes: Sequence[float] = ()) -> StepResult:
         """One optimizer step. Raises `FloatingPointError`, on every rank and before anything changed, when the
         gradient is not finite: weights and moments are still those of the step before."""
-        losses, seen = self._forward_backward()
-        self.gradients.reduce()
-        loss_sum, num_tokens, square_sum, *totals = self._add_up(losses, seen, votes)
+        with span("compute"):
+            losses, seen = self._forward_backward()
+        with span("reduce"):
+            self.gradients.reduce()
+        with span("norm"):
+            loss_sum, num_tokens, square_sum, *totals = self._add_up(losses, seen, votes)
         grad_norm = square_sum**0.5 / num_tokens
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"step {self.steps_done + 1}: gradient norm {grad_norm}, loss {loss_sum / num_tokens}"
             )
         lr = learning_rate(self.spec.optimizer, self.steps_done, self.spec.steps)
-        self._update(num_tokens, grad_norm, lr)
+        with span("optimizer"):
+            self._update(num_tokens, grad_norm, lr)
         self.steps_done += 1
         self.position += self.spec.global_batch
         return StepResult(self.steps_done, loss_sum / num_tokens, grad_norm, lr, int(num_tokens), tuple(totals))

@@ -5,7 +5,7 @@ Parameters carry the names of `logical_tensors`: `layers.3.attention.q.weight` i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -56,11 +56,14 @@ class Stage(nn.Module):
             self.rotary = rotary_tables(sequence_length, model.head_dim, model.rope_theta, dtype)
 
     def bind(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
-        """Make `weights` the live parameters, without a copy; backward adds into `grads`."""
+        """Make `weights` the live parameters, without a copy; backward adds into `grads`, which may be wider."""
         for name, weight in weights.items():
             holder, _, leaf = name.rpartition(".")
             parameter = nn.Parameter(weight)
-            parameter.grad = grads[name]
+            if weight.dtype == grads[name].dtype:
+                parameter.grad = grads[name]
+            else:
+                parameter.register_post_accumulate_grad_hook(_adder(grads[name]))
             setattr(self.get_submodule(holder), leaf, parameter)
 
     def boundary(self, micro_batch: int) -> Tensor:
@@ -94,3 +97,14 @@ class Stage(nn.Module):
         if hasattr(self, "positions"):
             x = x + self.positions.weight[self.tp.positions(self.length)]
         return x
+
+
+def _adder(wide: Tensor) -> Callable[[Tensor], None]:
+    """Adds a narrow gradient into a wide one as soon as backward has made it, and drops it."""
+
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        wide.add_(parameter.grad)
+        parameter.grad = None
+
+    return add
