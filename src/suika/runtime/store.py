@@ -30,11 +30,19 @@ def serve(channel: Channel, launch: Mapping[str, Any]) -> None:
     store.set(TOKEN_KEY, launch["token"])
     channel.send({"say": "store", "host": HOST, "port": store.port})
     try:
-        while (do := channel.receive()["do"]) != "exit":
-            if do == "ping":
-                channel.send({"say": "pong", "num_keys": store.num_keys()})
+        while (order := channel.receive())["do"] != "exit":
+            if order["do"] == "keep":
+                _forget_all_but(store, order["prefix"])
+            channel.send({"say": "pong", "num_keys": store.num_keys()})
     except DisconnectedError:
         return
+
+
+def _forget_all_but(store: TCPStore, prefix: str) -> None:
+    """Drop the keys of other generations: nobody reads them once their groups stand or were called off."""
+    for key in store.list_keys():
+        if key != TOKEN_KEY and not key.lstrip("/").startswith(prefix):
+            store.delete_key(key)
 
 
 def _bind() -> TCPStore:
