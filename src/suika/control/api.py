@@ -139,6 +139,7 @@ class Api:
             "spec": found.spec.model_dump(mode="json"),
             "options": [_option(option) for option in self.controller.pricing.curve(found.spec).options],
             "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
+            "step_parts_s": _step_parts_s(self.state.watch(found.id)),
             "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
         }
 
@@ -236,6 +237,14 @@ class Api:
             return None
         slowdown = self.state.watch(job.id).slowdown or usual_slowdown(self.state)
         return self.controller.pricing.step_s(job.spec, plan) * slowdown
+
+
+def _step_parts_s(watch: Watch) -> dict[str, float]:
+    """Where a step's time goes, as the latest sampled step of each rank shows it: the mean over ranks."""
+    samples = list(watch.samples.values())
+    parts = sorted({part for sample in samples for part in sample.op_s})
+    found = {part: sum(sample.op_s.get(part, 0.0) for sample in samples) / len(samples) for part in parts}
+    return found | ({"idle": sum(sample.idle_s for sample in samples) / len(samples)} if samples else {})
 
 
 def _option(option: Option) -> dict[str, Any]:

@@ -10,7 +10,18 @@ from suika.control.state import State, Waiting, Watch
 from suika.core.decision import Reason, ReasonCode
 from suika.core.job import ENDED, JobState
 from suika.core.redeployment import Phase, Redeployment
-from suika.runtime.events import Ended, JobEvent, Measured, Moving, Outcome, Released, Snapshotted, Started, StepDone
+from suika.runtime.events import (
+    Ended,
+    JobEvent,
+    Measured,
+    Moving,
+    Outcome,
+    Released,
+    Sampled,
+    Snapshotted,
+    Started,
+    StepDone,
+)
 
 MAX_RECOVERIES = 5  # without a new snapshot in between: then the job is given up
 BACK_OFF_S = 2.0  # after the first failed move; doubles with each that follows
@@ -26,7 +37,7 @@ class Observer:
 
     @singledispatchmethod
     def see(self, report: JobEvent) -> None:
-        raise AssertionError(f"no reading of {report}")
+        """A report that changes no record."""
 
     @see.register
     def _(self, report: Started) -> None:
@@ -54,6 +65,10 @@ class Observer:
             self.state.changed = True  # this layout's first measurement
 
     @see.register
+    def _(self, report: Sampled) -> None:
+        self.state.watch(report.job_id).samples[report.sample.rank] = report.sample
+
+    @see.register
     def _(self, report: Moving) -> None:
         record = report.record
         if record.phase is Phase.COMMIT:
@@ -67,6 +82,7 @@ class Observer:
         if job.state is not JobState.REDEPLOYING:
             return  # cancelled meanwhile: its end is on the way
         watch.step_ends_s.clear()
+        watch.samples.clear()
         watch.busy_until_s, watch.failed_moves = 0.0, 0
         state.hold(job.id, record.new.devices)
         state.change(job, JobState.RUNNING, record.reason, target=None)
@@ -105,6 +121,8 @@ class Observer:
     @see.register
     def _(self, report: Snapshotted) -> None:
         state = self.state
+        if not state.store.saved(report.job_id, report.generation, report.step, report.path):
+            return
         job = state.store.job(report.job_id)
         state.watch(job.id).snapshot = report.path
         if job.num_recoveries:
@@ -119,8 +137,9 @@ class Observer:
         held = set(watch.held) | set(job.target.devices if job.target else ())
         watch.busy_until_s, watch.snapshot = 0.0, report.snapshot
         watch.step_ends_s.clear()
+        watch.samples.clear()
         for device in report.dead:
-            state.down[device] = state.clock() + self.device_hold_s
+            state.down[device] = max(state.down.get(device, 0.0), state.clock() + self.device_hold_s)
             state.log("device-lost", job.id, device=str(device), noticed_s=report.noticed_s)
         state.hold(job.id, ())
         state.freed(held)

@@ -14,6 +14,7 @@ from suika.core.cluster import Cluster, Device
 from suika.core.decision import Decision, Reason
 from suika.core.job import ENDED, Job, JobState
 from suika.core.plan import Plan
+from suika.core.sample import StepSample
 from suika.runtime.coordinator import JobRun
 
 Clock = Callable[[], float]
@@ -27,6 +28,7 @@ class Watch:
     run: JobRun | None = None
     loss: float | None = None  # of the latest step; None: not a number
     step_ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=21))  # of the present generation
+    samples: dict[int, StepSample] = field(default_factory=dict)  # the newest of each rank of the present generation
     held: tuple[Device, ...] = ()
     held_since_s: float = 0.0
     attained_device_s: float = 0.0
