@@ -14,6 +14,7 @@ from suika.core.cluster import Device
 from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.reshard.state import JobShape
+from suika.reshard.transports import memfd
 from suika.runtime import groups as process_groups
 from suika.runtime import snapshot
 from suika.runtime.program import Program, RankGroups
@@ -73,8 +74,11 @@ class Generation:
         return Generation(number, plan, rank, groups, program)
 
     def fill(self, job: RankJob, folder: str | None) -> None:
-        """Give the program its first state: a fresh one, or that of a snapshot of any layout."""
+        """Give the program its first state: a fresh one, or that of a snapshot of any layout. It lies in memory that a
+        move can show to other processes of this host."""
         buffers = self.program.initialise()
+        for name, buffer in buffers.items():  # one by one: no second copy of the state
+            buffers[name] = memfd.placed(buffer)
         self.program.bind(buffers)
         if folder is not None:
             self.program.load_records(

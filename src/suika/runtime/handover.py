@@ -12,16 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 
 from suika.core.cluster import cluster_from_dict
 from suika.core.plan import Plan
-from suika.reshard.buffers import allocate
 from suika.reshard.execute import MoveReport, execute
+from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
+from suika.reshard.nearby import Nearby
+from suika.reshard.transports import memfd
 from suika.reshard.transports.base import Transport
 from suika.reshard.transports.gloo import Gloo
 from suika.reshard.transports.inprocess import Hub
+from suika.reshard.transports.mixed import Mixed
 from suika.runtime import groups as process_groups
 from suika.runtime import store as rendezvous
 from suika.runtime.generation import GROUP_TIMEOUT_S, Generation, RankJob
@@ -51,7 +53,8 @@ class Handover:
         self._watch: SocketWatch | None = None
         self._plan: MovePlan | None = None
         self._group: dist.ProcessGroup | None = None
-        self._buffers: dict[str, Tensor] = {}  # of the new generation
+        self._transport: Mixed | None = None
+        self._near: Nearby | None = None  # what neighbours lend, and the new generation's buffers
         self._lock = threading.Lock()
         self._entered = self._aborted = False
         self._decided = threading.Event()
@@ -72,7 +75,8 @@ class Handover:
         """The move's plan, its group over all participants, and the new generation's groups and program."""
         job, order = self._job, self._order
         old, new = Plan.from_dict(order["old"]), Plan.from_dict(order["new"])
-        plan = plan_move(job.shape, old, new, cluster_from_dict(order["cluster"]))
+        cluster = cluster_from_dict(order["cluster"])
+        plan = plan_move(job.shape, old, new, cluster)
         with self._lock:
             if self._aborted:
                 raise AbortedError("called off before it began")
@@ -81,11 +85,14 @@ class Handover:
         name = f"{job.job_id}/{self.number}/{plan.digest}/move"
         me, size = plan.index(job.device), len(plan.participants)
         self._group = process_groups.build_group(store, name, me, size, GROUP_TIMEOUT_S) if size > 1 else None
+        wire = Gloo(self._group) if self._group is not None else Hub(1).transports()[0]
+        transport = self._transport = Mixed.of(wire, Links(cluster, plan.participants).node, GROUP_TIMEOUT_S)
         if job.device in new.devices:
             self.new = Generation.build(job, self.number, new, store)
         self._watch.close()
         # Memory is touched now, so that page faults stay out of the pause; kept buffers are the live ones.
-        self._buffers = allocate(plan, me, self._live.program.buffers() if self._live else {})
+        old_buffers = self._live.program.buffers() if self._live else {}
+        self._near = Nearby.prepare(plan, me, old_buffers, transport, memfd.empty)
         self._plan = plan
         return plan
 
@@ -129,15 +136,15 @@ class Handover:
         self._decided.wait()
         if self._aborted:
             raise AbortedError(f"generation {self.number} was called off")
-        self._live, self._buffers = None, {}  # what is not kept may go
+        self._live = self._near = None  # what is not kept may go
 
     def _move(self, step: int | None) -> MoveReport:
-        plan, live, new = self._plan, self._live, self.new
+        plan, live, new, transport = self._plan, self._live, self.new, self._transport
         assert plan is not None, "entered before it was prepared"
-        transport = Gloo(self._group) if self._group is not None else Hub(1).transports()[0]
+        assert transport is not None
         header = self._agree(plan, transport, step)
         old_buffers = live.program.buffers() if live is not None else {}
-        buffers, report = execute(plan, self._job.device, old_buffers, transport, self._buffers)
+        buffers, report = execute(plan, self._job.device, old_buffers, transport, near=self._near)
         if new is not None:
             new.program.bind(buffers)
             new.program.load_records(header["records"])
@@ -158,6 +165,9 @@ class Handover:
     def close(self) -> None:
         """The move's own connections are no longer needed."""
         self._preparer.join()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
         if self._group is not None:
             self._group.shutdown()
             self._group = None
@@ -165,7 +175,7 @@ class Handover:
     def discard(self) -> None:
         """After an abort: forget the new generation."""
         self.close()
-        self._live, self._buffers = None, {}
+        self._live = self._near = None
         if self.new is not None:
             self.new.destroy()
             self.new = None

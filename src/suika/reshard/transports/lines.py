@@ -42,7 +42,7 @@ class Lines:
             self._selector.register(line, selectors.EVENT_READ, peer)
 
     @staticmethod
-    def open(rank: int, neighbours: Sequence[int], exchange: Exchange, timeout_s: float = 20.0) -> Lines:
+    def open(rank: int, neighbours: Sequence[int], exchange: Exchange, timeout_s: float = 5.0) -> Lines:
         """Connect `rank` with `neighbours` (itself not among them). All participants of `exchange` call it together.
 
         Raises `ApartError` on all neighbours alike when one of them cannot be connected.

@@ -22,13 +22,13 @@ class Mixed:
     neighbours: frozenset[int] = field(default=frozenset())
 
     @staticmethod
-    def of(wire: Transport, node: Sequence[int]) -> Mixed:
+    def of(wire: Transport, node: Sequence[int], timeout_s: float = 60.0) -> Mixed:
         """`node[i]` is the node of participant i. Where a node's participants cannot map each other's memory (another
         user, another container), they fall back to the wire. All participants call it together."""
         me = wire.rank
         neighbours = [i for i, number in enumerate(node) if number == node[me] and i != me]
         try:
-            return Mixed(wire, Shared(me, neighbours, wire.all_gather), frozenset(neighbours))
+            return Mixed(wire, Shared(me, neighbours, wire.all_gather, timeout_s), frozenset(neighbours))
         except ApartError:
             return Mixed(wire, None)
 
