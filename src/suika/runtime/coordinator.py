@@ -23,8 +23,19 @@ from suika.core.decision import Reason
 from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.core.redeployment import Redeployment
+from suika.core.sample import StepSample
 from suika.runtime import timing
-from suika.runtime.events import AllStepsDoneError, Ended, JobEvent, Measured, Outcome, Released, Started, StepDone
+from suika.runtime.events import (
+    AllStepsDoneError,
+    Ended,
+    JobEvent,
+    Measured,
+    Outcome,
+    Released,
+    Sampled,
+    Started,
+    StepDone,
+)
 from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member
 from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.messages import Message, Processes
@@ -174,6 +185,8 @@ class JobRun:
             fields = {name: message[name] for name in ("step", "loss", "grad_norm", "lr", "num_tokens", "at_s")}
             self.emit(StepDone(self.job_id, self.generation, **fields))
             self._measure(final=False)
+        elif message["say"] == "sample":
+            self.emit(Sampled(self.job_id, self.generation, StepSample.from_dict(message["sample"])))
         elif message["say"] in ("written", "unwritten", "published"):
             event = self.keeper.hear(self.ranks, member, message)
             if event is not None:
@@ -214,6 +227,7 @@ class JobRun:
         self._measure(final=True)
         old_times = self.times
         record = Move(self, plan, generation, reason).run(commit)
+        self._tidy_store()
         if record.error is None:
             self._unmeasured = (record, old_times)
             self._measure(final=False)
@@ -266,6 +280,10 @@ class JobRun:
             self._store = self.gang.spawn(name, node, None, STORE_ENTRY, {"token": self._token})
         (said,) = self.gang.gather("store", 0, [self._store], self.limits.launch_s)
         return {"host": said["host"], "port": said["port"], "token": self._token}
+
+    def _tidy_store(self) -> None:
+        if self._store is not None:
+            self.gang.tell([self._store], "keep", prefix=f"{self.job_id}/{self.generation}/")
 
     def spawn(self, device: Device, generation: int) -> Member:
         name = f"{self.job_id}.{generation}.{device}"

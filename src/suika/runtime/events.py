@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from suika.core.cluster import Device
 from suika.core.redeployment import Redeployment
+from suika.core.sample import StepSample
 
 
 class Outcome(StrEnum):
@@ -45,6 +46,13 @@ class StepDone(JobEvent):
     lr: float
     num_tokens: int
     at_s: float
+
+
+@dataclass(frozen=True)
+class Sampled(JobEvent):
+    """One rank's profiled step: where its seconds went."""
+
+    sample: StepSample
 
 
 @dataclass(frozen=True)

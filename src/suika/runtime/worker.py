@@ -7,6 +7,8 @@ step's own world all-reduce: every rank sees the same votes after the same step.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import os
 import queue
@@ -27,10 +29,12 @@ from suika.runtime.events import Outcome
 from suika.runtime.generation import Generation, RankJob
 from suika.runtime.handover import AbortedError, Handover
 from suika.runtime.messages import Channel, DisconnectedError, Message
+from suika.runtime.profiler import Profiler
 from suika.runtime.program import StepResult
 from suika.runtime.saver import Saver
 
 _STORE_TIMEOUT_S = 60.0
+_libc = ctypes.CDLL(None)
 CUT, STOP, SAVE = 0, 1, 2  # places of the votes in `Program.step`
 
 
@@ -48,6 +52,7 @@ class Rank:
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()  # for the main thread
         self._live: Generation | None = None
         self._handover: Handover | None = None
+        self._profiler: Profiler | None = None
         self._saver = Saver(job, self._say)
         self._retired: list[Callable[[], None]] = []
         self._wants_stop = self._wants_save = False
@@ -136,8 +141,10 @@ class Rank:
             if live.program.records()["steps_done"] >= steps:
                 self._end(live, Outcome.FINISHED)
                 continue
-            result = live.program.step(self._votes())
+            result, sample = self._profiler_of(live).step(lambda now=live: now.program.step(self._votes()))  # type: ignore[misc]
             self._report(live, result)
+            if sample is not None:
+                self._say("sample", generation=live.number, sample=sample.to_dict())
             self._retire()
             cut, stop, save = result.votes
             if result.step >= steps:
@@ -149,6 +156,11 @@ class Rank:
             elif save or (every and result.step % every == 0):
                 self._wants_save = False
                 self._saver.save(live, result.step)
+
+    def _profiler_of(self, live: Generation) -> Profiler:
+        if self._profiler is None or self._profiler.generation != live.number:
+            self._profiler = Profiler(self._job.job_id, live.number, live.rank)
+        return self._profiler
 
     def _votes(self) -> tuple[float, float, float]:
         handover = self._handover
@@ -184,9 +196,12 @@ class Rank:
             self._retire()
 
     def _retire(self) -> None:
-        """Close what the last move left over, once the pause is over."""
-        while self._retired:
-            self._retired.pop()()
+        """Once the pause is over: close what the last move left over, and give its memory back to the system."""
+        if self._retired:
+            while self._retired:
+                self._retired.pop()()
+            gc.collect()
+            _libc.malloc_trim(0)
 
     def _end(self, live: Generation, outcome: Outcome) -> None:
         """Save the state after the last step and wait to be told to go: no rank exits alone."""
