@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from suika.agent.link import PROTOCOL, LinkError, Wire
+from suika.agent.words import SAID
 from suika.control.agents import AgentHub, Watcher
 from suika.core.errors import SpecError
 
@@ -255,7 +258,7 @@ def test_agents_that_are_not_taken(made: Any, changes: dict[str, Any]) -> None:
         '{"ack": 0, "n": 1, "m": {"event": "reboot"}}',
         '{"ack": 0, "n": 1, "m": {"event": "exit", "process": "j.1.n0/0", "code": "0"}}',
         '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "step"}}}',
-        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "obey"}}}',
+        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "sample"}}}',
     ],
 )
 def test_frames_that_are_refused_change_nothing(made: Any, frame: str) -> None:
@@ -269,3 +272,24 @@ def test_frames_that_are_refused_change_nothing(made: Any, frame: str) -> None:
     assert (list(notes.said), hub.nodes, list(job.heard)) == before
     node.greet(**{"j.1.n0/0": 4})  # and the session is as it was
     assert notes.said[-1][0] == "arrived"
+
+
+def test_a_word_of_a_newer_version_is_passed_over(made: Any) -> None:
+    hub, _, _ = made
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node.say("message", process="j.1.n0/0", message={"say": "hum", "tune": 3})
+    node.say("message", process="j.1.n0/0", message=step(1))
+    assert [event["message"]["say"] for event in job.heard] == ["step"]
+
+
+def test_every_word_of_the_runtime_is_known() -> None:
+    """What ranks and stores say is found in their source: a new word must be let through here too."""
+    import suika.runtime
+
+    source = "".join(path.read_text() for path in Path(suika.runtime.__file__).parent.glob("*.py"))
+    said = set(re.findall(r'say\("(\w+)"', source)) | set(re.findall(r'"say": "(\w+)"', source))
+    assert {"step", "verified", "store"} <= said
+    assert said <= set(SAID)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from suika.agent.link import LinkError, Message
+from suika.core.sample import StepSample
 
 _NUMBER, _WHOLE, _TEXT = (int, float), (int,), (str,)
 _NUMBER_OR_NULL = (int, float, type(None))
@@ -24,6 +25,7 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
         "num_tokens": _WHOLE,
         "at_s": _NUMBER,
     },
+    "sample": {"sample": (dict,)},
     "pong": {},
     "prepared": {"digest": _TEXT, "network_bytes": _WHOLE},
     "cut": {"step": _WHOLE},
@@ -38,11 +40,12 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
 }
 OUTCOMES = ("finished", "preempted")
 _ABSENT = object()
+_MAX_COLLECTIVES = 100_000  # of one kind in one step
 _MAX_TEXT = 65536
 
 
-def check_event(event: Message) -> None:
-    """Raise `LinkError` unless `event` is one that a node may send."""
+def check_event(event: Message) -> bool:
+    """Raise `LinkError` unless `event` is in order. False: a word that only newer versions know, to be passed over."""
     match event.get("event"):
         case "hello":
             _check_hello(event)
@@ -52,11 +55,12 @@ def check_event(event: Message) -> None:
             _check(event, "exit", {"process": _TEXT, "code": _WHOLE})
         case "message":
             _check(event, "message", {"process": _TEXT, "message": (dict,)})
-            _check_message(event["message"])
+            return _check_message(event["message"])
         case "devices":
             _check_dirty(event.get("dirty"))
         case kind:
             raise LinkError(f"no such event: {str(kind)[:40]!r}")
+    return True
 
 
 def _check_hello(event: Message) -> None:
@@ -67,17 +71,30 @@ def _check_hello(event: Message) -> None:
         _check(entry, "hello", {"process": _TEXT, "pid": _WHOLE})
 
 
-def _check_message(message: Message) -> None:
+def _check_message(message: Message) -> bool:
     _check(message, "message", {"say": _TEXT})
     generation = message.get("generation", 0)
     if not isinstance(generation, int) or isinstance(generation, bool) or not 0 <= generation < 1 << 62:
         raise LinkError("generation must be a whole number")
     say = message["say"]
     if say not in SAID:
-        raise LinkError(f"nobody says {say[:40]!r}")
+        return False
     _check(message, say, SAID[say])
+    if say == "sample":
+        _check_sample(message["sample"])
     if say == "ended" and message["outcome"] not in OUTCOMES:
         raise LinkError(f"ended: no such outcome: {message['outcome'][:40]!r}")
+    return True
+
+
+def _check_sample(sample: Any) -> None:
+    try:
+        counts = [count for _, _, _, _, count, _ in sample["collectives"]]
+        if any(not isinstance(count, int) or not 0 < count <= _MAX_COLLECTIVES for count in counts):
+            raise ValueError("a count of collectives is out of range")
+        StepSample.from_dict(sample)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LinkError(f"sample: {type(error).__name__}: {str(error)[:80]}") from None
 
 
 def _check_dirty(dirty: Any) -> None:

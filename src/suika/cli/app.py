@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("suika.cli.cluster:nodes", "List nodes and who holds their devices."),
     "drain": ("suika.cli.cluster:drain", "Move jobs off a node and give it no new work."),
     "events": ("suika.cli.cluster:events", "Show what happened, oldest first."),
+    "serve": ("suika.cli.serve:serve", "Run the controller of a cluster of agents."),
     "agent": ("suika.cli.agent:agent", "Make this machine a node of a cluster."),
     "plan": ("suika.cli.plan:plan", "Rank the layouts of a model on a cluster."),
     "estimate": ("suika.cli.estimate:estimate", "Predict measured cases and report the errors."),

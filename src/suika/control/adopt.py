@@ -1,1 +1,129 @@
-"""After a controller's restart: running jobs are taken back as they are, or declared lost; none runs twice."""
+"""After a controller's restart: running jobs are taken back as they are, or declared lost; none runs twice.
+
+The store says which jobs hold devices and in which generation; the nodes say which processes they have. A job is taken
+back once all its nodes are here. Until then, for one lease, it is left alone: its devices are held, no decision
+concerns it. A job whose nodes do not come in time, or come without a rank of it, is lost as if the rank had died.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from suika.control.agents import AgentHub
+from suika.control.controller import Controller
+from suika.control.launch import LocalLauncher
+from suika.control.roster import Roster
+from suika.core.cluster import Device
+from suika.core.job import HOLDS_DEVICES, Job, JobState
+from suika.runtime.adopt import OnRecord, ProcessName, take_back
+from suika.runtime.coordinator import JobRun
+from suika.runtime.events import JobEvent
+from suika.runtime.messages import Processes
+
+_GRACE_S = 5.0  # beyond the lease: agents wait between attempts
+
+
+class AgentLauncher(LocalLauncher):
+    """Runs jobs on agents. Data and snapshots lie in `folder`, which all nodes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.controller: Controller | None = None  # both known after this is made
+        self.processes: Processes | None = None
+
+    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun:
+        """Remembers which data it was: those who join after a restart of the controller must read the same."""
+        assert self.controller is not None
+        assert self.processes is not None
+        folder = self.folder / "jobs" / job.id
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / "run.json.tmp"
+        draft.write_text(json.dumps({"data": str(data)}))
+        draft.rename(folder / "run.json")
+        return JobRun(job.id, job.spec, self.processes, self.controller.state.cluster, folder, str(data), on_event)
+
+    def run_again(self, job: Job, on_event: Callable[[JobEvent], None]) -> JobRun:
+        """As the job ran before. If it had not come that far, its data are prepared now."""
+        remembered = self.folder / "jobs" / job.id / "run.json"
+        data = Path(json.loads(remembered.read_text())["data"]) if remembered.exists() else self.prepare(job)
+        return self.run(job, data, on_event)
+
+
+class Adoption:
+    """`begin` before the controller's loop starts; the rest happens on it."""
+
+    def __init__(self, controller: Controller, roster: Roster, hub: AgentHub, launcher: AgentLauncher) -> None:
+        self.controller, self.state = controller, controller.state
+        self._roster, self._hub, self._launcher = roster, hub, launcher
+        self._awaited: dict[str, float] = {}  # job -> until when
+        roster.keep = lambda process: ProcessName.parse(process).job_id in self._awaited
+        roster.on_change = self.go_on
+
+    def begin(self) -> None:
+        """What the store knows of live jobs becomes what the controller watches."""
+        state, until_s = self.state, self.state.clock() + self._hub.lease_s + _GRACE_S
+        for job in state.active():
+            watch = state.watch(job.id)
+            saved = state.store.snapshot(job.id)
+            watch.snapshot = saved[0] if saved else None
+            if job.state in HOLDS_DEVICES:
+                assert job.plan is not None
+                held = _devices(job)
+                state.hold(job.id, held)
+                watch.busy_until_s = until_s
+                shown = () if job.state is JobState.PREEMPTING else (job.target or job.plan).devices
+                state.give_up(set(held) - set(shown), until_s)
+                watch.run = self._launcher.run_again(job, self.controller.post)
+                self._awaited[job.id] = until_s
+        later = threading.Timer(self._hub.lease_s + _GRACE_S + 1.0, lambda: self.controller.post(self.go_on))
+        later.daemon = True
+        later.start()
+
+    def go_on(self) -> None:
+        """Take back every job whose nodes are here; give up waiting for those whose time is over."""
+        for job_id, until_s in list(self._awaited.items()):
+            job = self.state.store.job(job_id)
+            complete = not self._roster.devices_away(_devices(job))
+            if complete or job.state not in HOLDS_DEVICES or self.state.clock() > until_s:
+                self._take_back(job)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._awaited)
+
+    def _take_back(self, job: Job) -> None:
+        del self._awaited[job.id]
+        mine = {
+            process: pid
+            for processes in self._roster.found.values()
+            for process, pid in processes.items()
+            if ProcessName.parse(process).job_id == job.id
+        }
+        watch = self.state.watch(job.id)
+        watch.busy_until_s, run = 0.0, watch.run
+        assert run is not None
+        take_back(run, self._on_record(job), mine, self._hub.claim)
+        self.state.log("taken-back", job.id, processes=len(mine), generation=job.generation)
+        if job.state is JobState.PREEMPTING:
+            run.preempt()
+        elif job.state not in HOLDS_DEVICES:
+            run.kill()
+
+    def _on_record(self, job: Job) -> OnRecord:
+        assert job.plan is not None
+        move, committed = None, False
+        if job.state is JobState.REDEPLOYING:
+            assert job.target is not None
+            move, committed = (job.target, job.last_generation), job.generation == job.last_generation
+        snapshot = self.state.store.snapshot(job.id)
+        started = job.state is not JobState.STARTING
+        return OnRecord(job.plan, job.generation, job.steps_done, job.reason, snapshot, move, committed, started)
+
+
+def _devices(job: Job) -> tuple[Device, ...]:
+    """Of the running generation and of a move in flight."""
+    plans = [plan for plan in (job.plan, job.target) if plan is not None]
+    return tuple(dict.fromkeys(device for plan in plans for device in plan.devices))

@@ -177,8 +177,7 @@ class AgentHub:
             frame = json.loads(text)
         except (ValueError, RecursionError):
             raise LinkError("a frame is not JSON") from None
-        if isinstance(frame, dict) and isinstance(frame.get("m"), dict):
-            check_event(frame["m"])
+        known = check_event(frame["m"]) if isinstance(frame, dict) and isinstance(frame.get("m"), dict) else True
         with self._lock:
             attached = self._nodes.get(name)
             if attached is None or attached.connection is not connection:
@@ -186,7 +185,7 @@ class AgentHub:
             event = attached.wire.take(frame)
             attached.heard_s = self._clock()
             attached.wire.beat()
-            if event is not None:
+            if event is not None and known:
                 self._hear(attached, event)
 
     def leave(self, name: str, connection: object) -> None:

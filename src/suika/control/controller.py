@@ -61,7 +61,7 @@ class Controller:
             policy,
             launcher,
             on_event=self._hear,
-            post=self._inbox.put,
+            post=self.post,
             background=self._pool.submit,
             on_failed_move=self.observer.move_failed,
         )
@@ -140,6 +140,10 @@ class Controller:
 
         self._inbox.put(run)
         return done.result(CALL_WAIT_S)
+
+    def post(self, message: JobEvent | Callable[[], None]) -> None:
+        """Have the loop take in a report, or run a call, in its next round."""
+        self._inbox.put(message)
 
     def retire(self, watch: Watch) -> None:
         """The job will not run again: let go of what ran it, off the loop."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, update
@@ -21,6 +22,7 @@ from suika.control import tables
 from suika.control.migrate import migrate
 from suika.control.records import job_of, job_row, spec_text
 from suika.control.store import Event, MemoryStore, News, StaleWriteError
+from suika.core.cluster import Node
 from suika.core.job import ENDED, Job
 
 PROGRESS_EVERY_S = 1.0
@@ -207,6 +209,18 @@ class DatabaseStore:
                 if nodes:
                     connection.execute(insert(tables.draining), [{"node": node} for node in sorted(nodes)])
             self._image.set_draining(nodes)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Nodes that have joined at some time, in the order of their names."""
+        with self._reading() as connection:
+            rows = connection.execute(select(tables.nodes).order_by(tables.nodes.c.name)).all()
+        return tuple(Node(**json.loads(row.record)) for row in rows)
+
+    def remember(self, node: Node) -> None:
+        """A restarted controller expects this node."""
+        with self._writing() as connection:
+            connection.execute(delete(tables.nodes).where(tables.nodes.c.name == node.name))
+            connection.execute(insert(tables.nodes).values(name=node.name, record=json.dumps(asdict(node))))
 
     def close(self) -> None:
         """Write what is left to write and let go of the database."""

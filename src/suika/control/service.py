@@ -42,7 +42,7 @@ class Service:
         self.folder = folder
         self.stopped = threading.Event()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _lock(folder)
+        self._lock = take_lock(folder)
         self.backend = LocalBackend(cluster, folder, preload=TRAINER)
         self.controller = Controller(
             cluster,
@@ -89,7 +89,7 @@ class Service:
         os.close(self._lock)
 
 
-def _lock(folder: Path) -> int:
+def take_lock(folder: Path) -> int:
     """The folder's lock, as a descriptor. Raises `SpecError` if another process has it."""
     lock = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -103,7 +103,7 @@ def _lock(folder: Path) -> int:
 def is_up(folder: Path) -> bool:
     """Whether some process holds the folder's lock."""
     try:
-        os.close(_lock(folder))
+        os.close(take_lock(folder))
     except (SpecError, FileNotFoundError):
         return folder.exists()
     return False

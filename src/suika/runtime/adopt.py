@@ -49,6 +49,7 @@ class OnRecord:
     snapshot: tuple[str, int] | None = None
     move: tuple[Plan, int] | None = None
     committed: bool = False
+    started: bool = True  # False: its start was not done; it is ended, and begun anew by its owner
 
 
 def take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Claim) -> Future[int]:
@@ -68,6 +69,8 @@ def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: C
         run.keeper.newest = record.snapshot
     for process in found:
         claim(process, run.gang.post)
+    if not record.started:
+        raise DiedError(Member(run.job_id, None, 0.0), "was starting when its controller ended", 0.0)
     missing = [device for device in record.plan.devices if device not in members]
     if missing:
         raise DiedError(Member(f"{run.job_id} on {missing[0]}", missing[0], 0.0), "was gone at the restart", 0.0)

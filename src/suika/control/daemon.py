@@ -1,0 +1,161 @@
+"""The controller as a service: a database, a network door, agents; killed at any instant, it goes on where it was.
+
+Everything local lives in `folder`, of which one process at a time has the lock: `suika.db` (unless another database is
+named), `controller.sock`, `controller.json` (pid, URL, term), the tokens of the first account and of the nodes, jobs'
+data and snapshots. Ending the service leaves jobs running, unless it is asked to end them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from suika.control.accounts import Accounts
+from suika.control.adopt import Adoption, AgentLauncher
+from suika.control.agent_door import install_agents
+from suika.control.agents import LEASE_S, AgentHub
+from suika.control.api import Api
+from suika.control.auth import Role
+from suika.control.controller import Controller
+from suika.control.database import DatabaseStore
+from suika.control.netdoor import NetDoor
+from suika.control.rest import make_app
+from suika.control.roster import GrowingPricing, Roster
+from suika.control.server import SocketServer
+from suika.control.service import take_lock
+from suika.core.cluster import Cluster, Node
+from suika.schedule.policies import load
+
+_FENCED_EXIT = 4
+
+
+class Daemon:
+    """Use as a context. `expected`: nodes that are to join; those that ever joined are expected anyway."""
+
+    def __init__(
+        self,
+        folder: Path,
+        expected: Sequence[Node] = (),
+        database: str | None = None,
+        policy: str = "suika",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        cert: Path | None = None,
+        key: Path | None = None,
+        lease_s: float = LEASE_S,
+        data_roots: Sequence[Path] = (),
+    ) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+        self.stopped = threading.Event()
+        self.ends_jobs = False
+        self._lock = take_lock(folder)
+        self.store = DatabaseStore(database or f"sqlite:///{folder.absolute()}/suika.db", on_fenced=_leave_at_once)
+        for node in expected:
+            self.store.remember(node)
+        cluster = Cluster(self.store.nodes())
+        self.accounts = Accounts(self.store.engine)
+        pricing = GrowingPricing(cluster)
+        launcher = AgentLauncher(folder.absolute())
+        self.controller = Controller(cluster, self.store, load(policy), pricing, launcher, time.time)
+        self.controller.state.quotas = self.accounts.quotas()
+        self.roster = Roster(self.controller, pricing, self.store)
+        self.hub = AgentHub(self.roster, lease_s)
+        launcher.controller, launcher.processes, self.roster.hub = self.controller, self.hub, self.hub
+        self.adoption = Adoption(self.controller, self.roster, self.hub, launcher)
+        self.api = Api(self.controller)
+        self._door_settings = (host, port or _last_port(folder), cert, key)
+        self._data_roots = data_roots
+        self._door: NetDoor | None = None
+        self._server: SocketServer | None = None
+
+    def __enter__(self) -> Daemon:
+        try:
+            self.adoption.begin()
+            self.controller.start()
+            self.hub.start()
+            app = make_app(self.api, self.accounts, self._data_roots, lambda: {"agents": any(self.hub.nodes.values())})
+            install_agents(app, self.hub, self.accounts)
+            host, port, cert, key = self._door_settings
+            self._door = NetDoor(app, host, port, cert, key)
+            _make_first_accounts(self.accounts, self.folder)
+            calls: Mapping[str, Any] = {**self.api.calls(), "status": self.status, "down": self.down}
+            self._server = SocketServer(self.folder / "controller.sock", calls)
+            _write(self.folder / "controller.json", json.dumps({"pid": os.getpid(), "url": self.url}))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        assert self._door is not None, "not started"
+        return self._door.url
+
+    def status(self) -> dict[str, Any]:
+        cluster = self.controller.state.cluster.to_dict()
+        about = {"url": self.url, "term": self.store.term, "nodes": self.hub.nodes}
+        return {"pid": os.getpid(), "cluster": cluster, "home": str(self.folder), **about}
+
+    def down(self) -> dict[str, Any]:
+        """Ask for the end of the service and of all jobs; `stopped` tells whoever holds the service to leave it."""
+        active = [job.spec.name for job in self.controller.state.active()]
+        self.ends_jobs = True
+        self.stopped.set()
+        return {"pid": os.getpid(), "jobs_ended": active}
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if not self.ends_jobs:
+            for watch in self.controller.state.watches.values():
+                watch.run = None  # the ranks train on; the next controller takes them back
+        self.controller.close()
+        if self._door is not None:
+            self._door.close()
+        self.hub.close()
+        self.store.close()
+        os.close(self._lock)
+
+
+def _leave_at_once() -> None:
+    """Another controller has this database now: nothing that this one still does may reach a node."""
+    print("suika: another controller has taken over this database; leaving", file=sys.stderr, flush=True)
+    os._exit(_FENCED_EXIT)
+
+
+def _make_first_accounts(accounts: Accounts, folder: Path) -> None:
+    """At the first start: an admin for people and an account for nodes, their tokens in files of the service's user."""
+    known = {account.name for account in accounts.all()}
+    for name, role in (("admin", Role.ADMIN), ("node", Role.NODE)):
+        path = folder / f"{name}.token"
+        if name not in known:
+            accounts.add(name, role)
+        if name not in known or not path.exists():
+            _write(path, accounts.issue(name) + "\n")
+
+
+def _last_port(folder: Path) -> int:
+    """Where the service answered before, so that agents find it again; 0 if it is the first time."""
+    try:
+        return int(json.loads((folder / "controller.json").read_text())["url"].rpartition(":")[2])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """All or nothing, and for this user only."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.touch(mode=0o600)
+    draft.write_text(text)
+    draft.rename(path)
