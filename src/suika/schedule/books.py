@@ -16,6 +16,8 @@ from suika.schedule.menu import Menu, menu_of
 NONE = 2**30  # devices of a hull point that does not exist
 NEVER = 1e18  # seconds per step of a hull point that does not exist
 
+TIER_WEIGHT = 1e4  # of a tier against the next one, in the value of a plan
+
 # Columns of the per-job table.
 REMAINING, AS_OF_S, RATE, MOVING_UNTIL_S, PAUSE_S, PRIORITY, WEIGHT, MENU = range(8)
 
@@ -78,6 +80,8 @@ class Books:
         self.weight = rows[:, WEIGHT]
         # Tiers as whole numbers from 0 (highest priority): far apart in the sort key.
         self.tier = np.unique(-rows[:, PRIORITY], return_inverse=True)[1].astype(float)
+        # A second of a job counts as much as hours of all jobs of the next tier.
+        self.value_weight = self.weight * TIER_WEIGHT ** (self.tier.max(initial=0.0) - self.tier)
         self.weighted, self.tiered = bool((self.weight != 1.0).any()), bool(self.tier.any())
         self.held = board.num_held[self.number]
         hull = rows[:, MENU].astype(np.int64)

@@ -38,7 +38,7 @@ def drain(books: Books, pool: int, prices: Prices, plans: Share, *, completions:
         np.maximum(remaining, 1e-9, out=remaining)
         pause = np.maximum(pause - span[:, None], 0.0)
         clock += span
-        total += np.where(ends, books.weight[first] * clock, 0.0)
+        total += np.where(ends, books.value_weight[first] * clock, 0.0)
         last = np.where(ends, clock, last)
         gone = every[ends], first[ends]
         alive[gone] = False
@@ -59,4 +59,4 @@ def _fluid(
     np.put_along_axis(ahead, order, np.cumsum(np.take_along_axis(work, order, axis=1), axis=1), axis=1)
     alone = remaining / books.max_rate + np.where(runs, 0.0, books.pause_s)
     end = np.where(alive, clock[:, None] + np.maximum(ahead / pool, alone), 0.0)
-    return (end * books.weight).sum(axis=1), end.max(axis=1, initial=0.0)
+    return (end * books.value_weight).sum(axis=1), end.max(axis=1, initial=0.0)

@@ -1,0 +1,6 @@
+"""Makes `schedule_cases` (builders of jobs and snapshots) importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

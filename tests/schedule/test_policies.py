@@ -1,0 +1,170 @@
+"""What holds for every policy: legal, whole gangs, the same answer twice, nobody waits while he could run alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_cases import POLICIES, Flat, after, check_floor, curve, job, on, random_snapshot, snapshot
+
+from suika.core.decision import Action
+from suika.core.errors import SpecError
+from suika.core.snapshot import Snapshot
+from suika.schedule.cycle import run_cycle
+from suika.schedule.policies import load
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_decisions_are_legal_whole_and_repeatable(name: str, seed: int):
+    state, policy = random_snapshot(seed), load(name)
+    result = run_cycle(state, policy)
+    assert not result.rejected
+    assert run_cycle(replace(state), load(name)).steps == result.steps
+    done = after(result)
+    check_floor(done)
+    leaving = [view for view in done.jobs if any(device.node in state.draining for device in view.devices)]
+    assert not leaving, "somebody stays on a draining node"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_lone_job_gets_devices(name: str):
+    state = snapshot("2x8:cpu", job("a", requested_devices=4))
+    assert [step.decision.action for step in run_cycle(state, load(name)).steps] == [Action.START]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_move_in_flight_is_left_alone(name: str):
+    moving = replace(on(job("a", 1e6), *(f"n0/{i}" for i in range(8))), moving_until_s=500.0)
+    waiting = job("b", 1.0, submitted_s=1.0, requested_devices=8, min_devices=8)
+    assert not run_cycle(snapshot("1x8:cpu", moving, waiting), load(name)).steps
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_impossible_job_blocks_nobody(name: str):
+    impossible = job("a", min_devices=3, max_devices=3, requested_devices=3)
+    state = snapshot("1x8:cpu", impossible, job("b", submitted_s=1.0, requested_devices=1))
+    result = run_cycle(state, load(name))
+    assert [step.decision.job_id for step in result.steps] == ["b"]
+    assert str(result.waits["a"].code) == "unsatisfiable"
+
+
+def test_unknown_names_and_parameters_are_named():
+    with pytest.raises(SpecError, match="unknown policy"):
+        load("suica")
+    with pytest.raises(SpecError, match="taxes"):
+        load("suika", taxes=1)
+
+
+# -- what Suika's own policy promises ----------------------------------------------------------------------------
+
+
+def devices_after(state: Snapshot, name: str = "suika") -> dict[str, int]:
+    return {view.id: len(view.devices) for view in after(run_cycle(state, load(name))).jobs}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_higher_priority_never_gets_less(seed: int):
+    """Monotone response: raising one waiting job above all others never takes it from running to waiting."""
+    state = random_snapshot(seed, num_jobs=8)
+    waiting = [view for view in state.jobs if not view.devices]
+    if not waiting:
+        return
+    chosen = waiting[seed % len(waiting)].id
+    before = devices_after(state)[chosen]
+    raised = replace(state, jobs=tuple(replace(v, priority=9) if v.id == chosen else v for v in state.jobs))
+    assert not before or devices_after(raised)[chosen]
+
+
+def test_a_higher_tier_displaces_a_lower_one():
+    known = curve((8,))
+    low = on(job("low", 1e6, known, min_devices=8, max_devices=8), *(f"n0/{i}" for i in range(8)))
+    high = job("high", 1e6, known, min_devices=8, max_devices=8, priority=1, submitted_s=1.0)
+    assert devices_after(snapshot("1x8:cpu", low, high)) == {"low": 0, "high": 8}
+    same = snapshot("1x8:cpu", low, replace(high, priority=0))
+    assert devices_after(same) == {"low": 8, "high": 0}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6))
+def test_quotas_hold(seed: int):
+    state = replace(random_snapshot(seed), quotas={"red": 6, "blue": 12})
+    before = {t: sum(len(v.devices) for v in state.jobs if v.tenant == t) for t in state.quotas}
+    done = after(run_cycle(state, load("suika")))
+    for tenant, quota in state.quotas.items():
+        held = sum(len(view.devices) for view in done.jobs if view.tenant == tenant)
+        assert held <= max(quota, before[tenant])
+
+
+def test_a_drained_node_is_emptied_by_moves_not_stops():
+    state = snapshot("2x8:cpu", on(job("a", max_devices=4), "n0/0", "n0/1"), draining=frozenset({"n0"}))
+    (step,) = run_cycle(state, load("suika")).steps
+    assert step.decision.action is Action.REDEPLOY
+    assert str(step.decision.reason.code) == "drain"
+    assert {device.node for device in step.decision.devices} == {"n1"}
+
+
+# -- scenarios ------------------------------------------------------------------------------------------------------
+
+
+def test_b44_a_shrink_wakes_the_waiter_in_the_same_round():
+    """A job at 8 of 8 shrinks because a short one waits for 4; both hold exactly what they run on."""
+    long = on(job("long", 1e6, curve((4, 8)), min_devices=4, max_devices=8), *(f"n0/{i}" for i in range(8)))
+    short = job("short", 10.0, curve((4,)), min_devices=4, max_devices=4, submitted_s=1.0)
+    state = snapshot("1x8:cpu", long, short, move_cost=Flat(1.0))
+    result = run_cycle(state, load("suika"))
+    assert [(s.decision.job_id, s.after) for s in result.steps] == [("long", ()), ("short", ("long",))]
+    assert {view.id: len(view.devices) for view in after(result).jobs} == {"long": 4, "short": 4}
+
+
+def test_b65_noise_moves_at_most_once_and_no_move_costs_more_than_it_gains():
+    """Move cost 120 s, a gain of 2 % with ten minutes left, 5 % noise on every estimate, 50 rounds."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    base = curve((8, 16), power=0.03)  # twice the devices: 2 % faster
+    view = on(job("a", 600.0 / 0.94, base, min_devices=8), *(f"n0/{i}" for i in range(8)))
+    moves = 0
+    for round_ in range(50):
+        noisy = type(base)(
+            tuple(replace(o, step_s=o.step_s * float(np.exp(0.05 * rng.standard_normal()))) for o in base.options)
+        )
+        state = snapshot("2x8:cpu", replace(view, curve=noisy), now_s=100.0 + round_, move_cost=Flat(120.0))
+        moves += len(run_cycle(state, load("suika")).steps)
+    assert moves == 0
+
+
+def test_b66_no_eviction_without_a_start():
+    """4 nodes of 8, each with 6 devices of higher and 2 of lower priority: a job of 8 cannot start, so nobody goes."""
+    jobs = []
+    for n in range(4):
+        jobs.append(on(job(f"h{n}", 1e6, curve((6,)), min_devices=6, max_devices=6, priority=2), *_span(n, 0, 6)))
+        jobs.append(on(job(f"l{n}", 1e6, curve((2,)), min_devices=2, max_devices=2), *_span(n, 6, 8)))
+    node_only = type(curve())(tuple(o for o in curve((8,)).options if o.shape == (8,)))
+    big = job("big", 1e4, node_only, min_devices=8, max_devices=8, priority=1, submitted_s=5.0)
+    small = job("small", 10.0, submitted_s=6.0)
+    result = run_cycle(snapshot("4x8:cpu", *jobs, big), load("suika"))
+    assert not result.steps
+    assert not run_cycle(snapshot("4x8:cpu", *jobs, big, small), load("suika")).rejected
+
+
+def test_b66_small_parts_go_where_they_leave_whole_places():
+    """Nodes with 2, 1, 1 free: a pair of singles takes the two single places, so that a job of 2 on one node fits."""
+    blocks = [on(job("x", 1e6, curve((2,)), min_devices=2, max_devices=2), *_span(0, 0, 2))]
+    blocks += [on(job(f"y{n}", 1e6, curve((3,)), min_devices=3, max_devices=3), *_span(n, 0, 3)) for n in (1, 2)]
+    spread = type(curve())(tuple(o for o in curve((2,)).options if o.shape == (1, 1)))
+    packed = type(curve())(tuple(o for o in curve((2,)).options if o.shape == (2,)))
+    a = job("a", 100.0, spread, min_devices=2, max_devices=2, submitted_s=5.0)
+    b = job("b", 1000.0, packed, min_devices=2, max_devices=2, submitted_s=6.0)
+    done = after(run_cycle(snapshot("3x4:cpu", *blocks, a, b), load("suika")))
+    where = {view.id: sorted(device.node for device in view.devices) for view in done.jobs}
+    assert where["a"] == ["n1", "n2"]
+    assert where["b"] == ["n0", "n0"]
+
+
+def _span(node: int, start: int, stop: int) -> list[str]:
+    return [f"n{node}/{i}" for i in range(start, stop)]
