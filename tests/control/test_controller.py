@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from world import World
+from world import ScriptedPolicy, World
 
 from suika.core.cluster import Device
 from suika.core.errors import SpecError
-from suika.core.job import JobState
+from suika.core.job import Job, JobState
 from suika.core.layout import Layout
 from suika.runtime.events import Outcome
 
@@ -258,3 +260,35 @@ def test_data_that_cannot_be_prepared_fails_the_job_with_the_reason(world: World
     assert world.job("a").state is JobState.FAILED
     assert "holds no text" in world.job("a").reason.sentence
     assert world.controller.state.watch(world.job("a").id).held == ()
+
+
+def test_a_policy_that_works_in_rounds_is_asked_though_nothing_happened(tmp_path: Path) -> None:
+    class Rounds(ScriptedPolicy):
+        round_s = 30.0
+
+    world = World(tmp_path, Rounds())
+    world.turn()
+    before = len(world.policy.seen)
+    world.turn(seconds=29)
+    assert len(world.policy.seen) == before
+    world.turn(seconds=2)
+    assert len(world.policy.seen) == before + 1
+    world.controller.close()
+
+
+def test_a_commit_that_comes_between_reading_and_writing_does_not_lose_a_users_wish(world: World) -> None:
+    run = world.start("a", "n0/0", "n0/1")
+    world.decide(world.grant("a", "n0/0"))
+    real, raced = world.store.put, []
+
+    def put(job: Job) -> None:
+        if not raced:
+            raced.append(job)
+            run.move[3]()  # the move commits just now
+        real(job)
+
+    world.store.put = put
+    world.controller.start()
+    world.api.resize("a", devices="1:2")
+    assert world.job("a").generation == 2
+    assert world.job("a").spec.devices.max == 2

@@ -127,6 +127,7 @@ class ScriptedPolicy:
     """Answers with what the test put into `next`, once."""
 
     name = "scripted"
+    round_s = 0.0
 
     def __init__(self) -> None:
         self.next: list[Decision] = []

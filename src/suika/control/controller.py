@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from suika.control.act import Actor, Launcher
 from suika.control.observe import Observer
 from suika.control.state import Clock, State, Watch
-from suika.control.store import Store
+from suika.control.store import StaleWriteError, Store
 from suika.control.views import Pricing
 from suika.core.cluster import Cluster
 from suika.core.policy import Policy
@@ -54,6 +54,7 @@ class Controller:
         self._listener = listener
         self._stopping = False
         self._last_fault = ""
+        self._round_s, self._next_round_s = policy.round_s, 0.0
         self.observer = Observer(self.state, device_hold_s, self.retire)
         self.actor = Actor(
             self.state,
@@ -102,8 +103,12 @@ class Controller:
         return True
 
     def _expire_holds(self) -> None:
-        """Devices that were set aside come back; jobs left alone after a failed move may be decided about again."""
+        """Devices that were set aside come back; jobs left alone after a failed move may be decided about again; a
+        policy that works in rounds is asked again."""
         state, now = self.state, self.state.clock()
+        if self._round_s and now >= self._next_round_s:
+            self._next_round_s = now + self._round_s
+            state.changed = True
         for device in [device for device, until_s in state.down.items() if until_s <= now]:
             del state.down[device]
             state.log("device-returned", device=str(device))
@@ -134,12 +139,20 @@ class Controller:
 
         def run() -> None:
             try:
-                done.set_result(change())
+                done.set_result(self._retried(change))
             except Exception as error:
                 done.set_exception(error)
 
         self._inbox.put(run)
         return done.result(CALL_WAIT_S)
+
+    @staticmethod
+    def _retried(change: Callable[[], T]) -> T:
+        """A move's commit on another thread may come between reading a record and writing it: read it again."""
+        try:
+            return change()
+        except StaleWriteError:
+            return change()
 
     def post(self, message: JobEvent | Callable[[], None]) -> None:
         """Have the loop take in a report, or run a call, in its next round."""
