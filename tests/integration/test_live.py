@@ -72,7 +72,7 @@ def test_describe_explain_and_resize_reach_a_running_cluster_from_another_proces
     assert (row["layout"]["tp"], row["layout"]["pp"], row["layout"]["dp"]) == (2, 2, 1)
     (move,) = row["redeployments"]
     assert move["reason"] == "user"
-    assert move["moved_bytes"] == move["bound_bytes"] > 0
+    assert 0 < move["moved_bytes"] <= 1.02 * move["bound_bytes"]
     told = document(live.cli("explain", "remote", "--json"))
     assert told["reason"]["code"] == "user"
     assert [event["data"]["action"] for event in told["history"] if event["kind"] == "decided"] == ["start", "redeploy"]

@@ -1,0 +1,110 @@
+"""One loop, two worlds: the live controller and the simulator decide alike about the same three jobs.
+
+The story is keyed to progress, so that both worlds tell the same one: gpt arrives when llama has done ten steps, small
+when gpt has ended and llama has grown back. The simulator is told the step times that the live cluster shows.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+import pytest
+from live import Live
+
+from suika.core.job import JobSpec, JobState, parse_job
+from suika.core.snapshot import ScalingCurve
+from suika.plan.curves import curve_of_job, slowed
+from suika.reshard.state import JobShape
+from suika.schedule.cycle import CycleResult
+from suika.schedule.policies import load
+from suika.simulate.engine import Engine, World
+from suika.simulate.jobs import SimJob
+from suika.simulate.moves import PredictedMoves
+
+pytestmark = pytest.mark.timeout(240)
+
+LLAMA = {"family": "llama", "layers": 4, "hidden": 48, "ffn": 96, "heads": 4, "kv_heads": 2, "vocab": 257}
+GPT = {"family": "gpt", "layers": 2, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257, "tied": True}
+FILES = {
+    "llama": {"model": LLAMA, "global_batch": 8, "steps": 4000, "devices": {"min": 1, "max": 8}},
+    "gpt": {"model": GPT, "global_batch": 4, "steps": 60, "devices": {"min": 2, "max": 4}},
+    "small": {"model": GPT, "global_batch": 2, "steps": 40, "devices": {"min": 1, "max": 2}},
+}
+
+
+class Decided(NamedTuple):
+    job: str
+    action: str
+    layout: str
+    num_devices: int
+
+
+def play_live(live: Live) -> tuple[list[Decided], dict[str, float]]:
+    """Decisions up to small's end and llama's growth after it, and each job's measured / estimated step time."""
+
+    def whole(name: str) -> bool:
+        job = live.scene.job(name)
+        return job is not None and job.state is JobState.RUNNING and job.plan.layout.num_ranks == 8
+
+    names = {live.submit("llama", **FILES["llama"]): "llama"}
+    live.wait("ten steps", lambda: live.scene.steps("llama") >= 10)
+    names[live.submit("gpt", **FILES["gpt"])] = "gpt"
+    live.wait("gpt's end", lambda: live.scene.ended("gpt"), 100)
+    live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"))
+    names[live.submit("small", **FILES["small"])] = "small"
+    live.wait("small's end", lambda: live.scene.ended("small"), 100)
+    live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"))
+    slowdowns = {names[job_id]: live.state.watch(job_id).slowdown for job_id in names}
+    decided = [
+        Decided(names[e["job_id"]], e["data"]["action"], _cut(e["data"]["layout"]), len(e["data"]["devices"]))
+        for e in live.api.events(limit=100_000)
+        if e["kind"] == "decided" and e["job_id"] in names
+    ]
+    assert not any(event["kind"] == "move-failed" for event in live.api.events(limit=100_000))
+    return decided, slowdowns
+
+
+def _cut(layout: dict) -> str:
+    return " ".join(f"{axis}{layout[axis]}" for axis in ("tp", "pp", "dp"))
+
+
+def play_simulated(specs: dict[str, JobSpec], curves: dict[str, ScalingCurve], cluster) -> list[Decided]:
+    """The same story on the simulated clock; `curves` are true and known."""
+
+    def simulate(submit_s: dict[str, float]) -> tuple[list[Decided], dict[str, float]]:
+        jobs = [
+            SimJob(name, at_s, float(specs[name].steps), curves[name], specs[name].devices.min, specs[name].devices.max)
+            for name, at_s in submit_s.items()
+        ]
+        shapes = {name: JobShape.of(specs[name]) for name in submit_s}
+        decided: list[Decided] = []
+
+        def note(result: CycleResult) -> None:
+            for decision in result.decisions:
+                layout = _cut(decision.layout.to_dict())
+                decided.append(Decided(decision.job_id, str(decision.action), layout, len(decision.devices)))
+
+        engine = Engine(World(cluster, tuple(jobs), PredictedMoves(shapes, cluster)), load("suika"), on_cycle=note)
+        outcome = engine.run()
+        return decided, {record.job.id: record.end_s for record in outcome.records}
+
+    moves = PredictedMoves({"llama": JobShape.of(specs["llama"])}, cluster)
+    first_step_s = moves.typical(SimJob("llama", 0.0, 1.0, curves["llama"], 1, 8).first_view(curves["llama"]))
+    whole_s = min(option.step_s for option in curves["llama"].options)
+    submit_s = {"llama": 0.0, "gpt": first_step_s + 10 * whole_s}
+    _, ended_s = simulate(submit_s)
+    submit_s["small"] = ended_s["gpt"] + 1.0 + 10 * whole_s
+    decided, _ = simulate(submit_s)
+    return decided
+
+
+def test_both_worlds_decide_alike(live: Live) -> None:
+    decided, slowdowns = play_live(live)
+    specs = {name: parse_job(live.file(name, **changes)) for name, changes in FILES.items()}
+    cluster = live.service.backend.cluster
+    usual = statistics.median(value for value in slowdowns.values() if value is not None)
+    curves = {name: slowed(curve_of_job(spec, cluster), slowdowns[name] or usual) for name, spec in specs.items()}
+    simulated = play_simulated(specs, curves, cluster)
+    assert [d.action for d in decided] == ["start", "redeploy", "start", "redeploy", "redeploy", "start", "redeploy"]
+    assert simulated[: len(decided)] == decided
