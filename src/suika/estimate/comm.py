@@ -6,8 +6,6 @@ import numpy as np
 
 from suika.estimate.grid import Array, Grid
 
-HALF_MESSAGE_BYTES = 3e6  # message at which a collective reaches half of its bus bandwidth, over two
-
 
 def inside(g: Grid, extent: Array) -> Array:
     """Whether a group whose members lie within `extent` consecutive ranks stays off the network."""
@@ -21,7 +19,7 @@ def all_reduce_s(g: Grid, group: Array, extent: Array, message_bytes: Array) -> 
     bus = np.where(inside(g, extent), local_bus, np.minimum(local_bus, per_node * g.network))
     alpha = g.bus_latency_s * (group / 4.0) ** 0.45
     alpha = alpha + np.where(inside(g, extent), 0.0, 2 * np.ceil(extent / g.local) * g.network_latency_s)
-    time = alpha + 2 * (group - 1) / group * (message_bytes + HALF_MESSAGE_BYTES) / bus
+    time = alpha + 2 * (group - 1) / group * (message_bytes + g.half_message_bytes) / bus
     return np.where(group > 1, time, 0.0)
 
 
@@ -34,7 +32,9 @@ def hop_s(g: Grid, extent: Array, message_bytes: Array) -> Array:
     """One point-to-point transfer between pipeline neighbours; tp ranks send a part each where the stack splits it."""
     near = inside(g, extent)
     message_bytes = message_bytes / np.where((g.p2p_split > 0) | (g.sequence_parallel > 0), g.tp, 1.0)
-    time = np.where(near, 1.5e-5, g.network_latency_s + 2e-5) + message_bytes / np.where(near, g.bus, g.network)
+    time = np.where(near, g.hop_s, g.network_latency_s + 1.3 * g.hop_s) + message_bytes / np.where(
+        near, g.bus, g.network
+    )
     return np.where(g.pp > 1, time, 0.0)
 
 

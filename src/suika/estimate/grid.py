@@ -165,6 +165,8 @@ class Grid:
     vector: Array
     bus: Array  # bytes/s of a collective inside the domain
     bus_latency_s: Array
+    half_message_bytes: Array  # message at which a collective reaches half of its bus bandwidth, over two
+    hop_s: Array  # start of a transfer between neighbours inside a node
     node_bus: Array
     network: Array  # bytes/s per device between nodes
     network_latency_s: Array
@@ -174,6 +176,7 @@ class Grid:
     vector_scale: Array
     dropout: Array
     host_layer_s: Array
+    host_serial: Array  # 1: dispatch and compute share a thread, their times add up
     micro_batch_s: Array
     update_s: Array
     dp_overlap: Array
@@ -236,8 +239,8 @@ def make_grid(
     curve = curves()["generations"][device.generation]
     peak = device.peak(wide)
     gain = device.peak(precision) / peak * curve["low"].get(precision, 1.0) if low else 1.0
+    element_bytes = {"fp64": 8, "fp32": 4, "tf32": 4}.get(precision, 2)
     graphs = 0.0 if recipe.cuda_graphs else 1.0
-    common = curves()
     local = max(wiring.devices_per_node, wiring.domain_size)
     scalars: dict[str, Any] = {
         "layers": model.layers,
@@ -261,7 +264,7 @@ def make_grid(
         "peak": peak,
         "low_gain": gain,
         "low": low,
-        "element_bytes": {"fp64": 8, "fp32": 4, "tf32": 4}.get(precision, 2),
+        "element_bytes": element_bytes,
         "memory_bytes": device.memory_bytes,
         "memory_bytes_per_s": device.memory_bytes_per_s,
         "num_units": device.num_units,
@@ -273,6 +276,8 @@ def make_grid(
         "vector": curve["vector"],
         "bus": curve["bus"] * wiring.domain.bandwidth_bytes_per_s,
         "bus_latency_s": curve["bus_latency_us"] * 1e-6,
+        "half_message_bytes": curve["half_message_bytes"],
+        "hop_s": curve["hop_us"] * 1e-6,
         "node_bus": curve["bus"] * wiring.node.bandwidth_bytes_per_s,
         "network": curve["network"] * wiring.network.bandwidth_bytes_per_s,
         "network_latency_s": wiring.network.latency_s,
@@ -280,15 +285,16 @@ def make_grid(
         "domain": wiring.domain_size,
         "vector_scale": recipe.vector_scale,
         "dropout": recipe.dropout,
-        "host_layer_s": common["host_layer_s"] * recipe.host_scale * graphs,
-        "micro_batch_s": common["micro_batch_s"],
-        "update_s": common["update_s"],
+        "host_layer_s": curve["host_layer_us"] * 1e-6 * recipe.host_scale * graphs,
+        "host_serial": device.generation == "cpu",
+        "micro_batch_s": curve["micro_batch_us"] * 1e-6,
+        "update_s": curve["update_us"] * 1e-6,
         "dp_overlap": recipe.dp_overlap,
         "tp_overlap": recipe.tp_overlap,
         "p2p_overlap": recipe.p2p_overlap,
         "p2p_split": recipe.p2p_split,
-        "grad_bytes": recipe.grad_bytes,
-        "gather_bytes": recipe.gather_bytes,
+        "grad_bytes": element_bytes if element_bytes >= 4 else recipe.grad_bytes,
+        "gather_bytes": element_bytes if element_bytes >= 4 else recipe.gather_bytes,
         "fp8_scale": recipe.fp8_scale,
         "fused_loss": recipe.fused_loss,
         "lora": recipe.lora,
@@ -298,8 +304,6 @@ def make_grid(
         "cp_all_to_all": recipe.cp_all_to_all,
         "cores": cores,
     }
-    if device.generation == "cpu":  # no launch queue: host work is the compute itself
-        scalars |= {"host_layer_s": 0.0, "micro_batch_s": 2e-4, "update_s": 5e-4}
     scalars |= {f"log_{c}": v for c, v in log_factors(device, recipe, precision, fitted).items()}
     as_arrays = {k: np.asarray(float(v)) for k, v in scalars.items()}
     columns = {f.name: np.asarray(getattr(layouts, f.name), dtype=float) for f in fields(LayoutColumns)}

@@ -17,7 +17,7 @@ from suika.estimate.grid import Array, Grid, LayoutColumns, make_grid
 from suika.estimate.memory import Memory, memory
 from suika.estimate.pipeline import makespan
 from suika.estimate.recipe import DEFAULT, Recipe
-from suika.estimate.step import Price, price
+from suika.estimate.step import Price, price, shared_cores_s
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,10 @@ def estimate_layout(s: Setting, layout: Layout) -> Estimate:
     prices, memories = estimate_many(s, LayoutColumns.of([layout], s.model))
     parts = {name: float(np.ravel(value)[0]) for name, value in prices.parts_s.items()}
     if layout.pp > 1:
-        closed = sum(parts[k] for k in parts if k not in ("dp", "optimizer"))
+        closed = sum(parts[k] for k in parts if k not in ("dp", "optimizer", "shared_cores"))
         parts["pp_bubble"] += exact_pipeline_s(prices, layout, s.model) - closed
+        path = sum(value for name, value in parts.items() if name != "shared_cores")
+        parts["shared_cores"] = float(np.ravel(shared_cores_s(np.asarray(path), prices.work_s, np.asarray(s.cores)))[0])
     parts = {name: value for name, value in parts.items() if value}
     step = sum(parts.values())
     spread = float(np.exp(1.2816 * sigma(s, layout)))

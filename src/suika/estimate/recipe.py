@@ -37,3 +37,5 @@ class Recipe:
 
 
 DEFAULT = Recipe()
+# The built-in trainer: nothing overlaps, gradients and parameters travel in their own precision.
+BUILT_IN = Recipe(dp_overlap=False, p2p_overlap=False, fused_loss=False, loose_activations=True, optimizer_bytes=80.0)

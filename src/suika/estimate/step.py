@@ -44,8 +44,11 @@ class Price:
     head_backward_s: Array
     hop_s: Array
     micro_batch_s: Array
+    work_s: Array  # of all ranks together
+    work_parts_s: Mapping[str, Array]  # of an average rank: compute, tp, dp, optimizer
 
 
+CONTENTION = 8  # norm that joins the critical path and the shared cores' bound: near a maximum
 DP_BUS = 1.3  # a gradient collective beside compute takes this many times as long as one alone
 
 
@@ -94,9 +97,12 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
         "dp": sync + shares["gather"],
         "optimizer": update,
     }
-    step = pipe + sync + update
+    # Devices that share a host's cores: all ranks' work together takes at least its processor time over the cores.
+    work_s = g.tp * g.cp * g.dp * (num_micro * total + g.pp * (sync + update))
+    path = pipe + sync + update
+    parts["shared_cores"] = shared_cores_s(path, work_s, g.cores)
     return Price(
-        step,
+        path + parts["shared_cores"],
         parts,
         num_micro,
         forward.total,
@@ -106,7 +112,20 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
         work.head_backward,
         exposed_hops / np.maximum(2 * v, 1),
         g.micro_batch_s * scale["host"],
+        work_s,
+        {
+            "compute": num_micro * total / g.pp - num_micro * g.layers / g.pp * (both["tp"] + both["gather"]),
+            "tp": num_micro * g.layers / g.pp * both["tp"],
+            "dp": sync + num_micro * g.layers / g.pp * both["gather"],
+            "optimizer": update,
+        },
     )
+
+
+def shared_cores_s(path_s: Array, work_s: Array, cores: Array) -> Array:
+    """What a critical path of `path_s` gains when all ranks' `work_s` shares `cores` (0: each rank has its own)."""
+    least = np.where(cores > 0, work_s / np.maximum(cores, 1), 0.0)
+    return (path_s**CONTENTION + least**CONTENTION) ** (1 / CONTENTION) - path_s
 
 
 def _layers(g: Grid, work: Compute, scale: Mapping[str, Array]) -> tuple[Stage, Stage]:
@@ -137,7 +156,7 @@ def _layers(g: Grid, work: Compute, scale: Mapping[str, Array]) -> tuple[Stage, 
 
     def stage(busy: Array, tp_s: Array, cp_s: Array, ep_s: Array, host_s: Array, traffic: Array) -> Stage:
         device = busy + tp_s + cp_s + ep_s
-        launched = soft_max(device, host_s)
+        launched = np.where(g.host_serial > 0, device + host_s, soft_max(device, host_s))
         return Stage(busy, launched - device, tp_s, cp_s, ep_s, soft_max(launched, traffic) - launched)
 
     forward = stage(f.total, tp * hidden, cp_f, ep, host, gather)

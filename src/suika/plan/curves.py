@@ -18,6 +18,7 @@ from suika.estimate.calibrate import Calibration
 from suika.estimate.catalog import device_type as lookup
 from suika.estimate.grid import LayoutColumns
 from suika.estimate.predict import Setting, estimate_many, setting
+from suika.estimate.recipe import BUILT_IN as BUILT_IN_RECIPE
 from suika.estimate.recipe import DEFAULT, Recipe
 from suika.plan.layouts import BUILT_IN, Space, layout_columns
 
@@ -40,10 +41,12 @@ def scaling_curve(
     calibrations: dict[str, Calibration] | None = None,
     layout: Layout | None = None,
     counts: Sequence[int] | None = None,
+    cores: int = 0,
 ) -> ScalingCurve:
     """Options of a job on `cluster`: per device type, device count and number of nodes, the layout with the least
     predicted step time among those whose p90 memory fits. `layout` fixes the layout; `counts` overrides which device
     counts are looked at (default: all up to a node or 16, then whole nodes). `calibrations` is per device type.
+    `cores` > 0: emulated devices that share so many cores; by default each is priced as if it had its own.
     """
     types = dict.fromkeys(node.device_type for node in cluster.nodes)
     options: list[Option] = []
@@ -65,6 +68,7 @@ def scaling_curve(
             cluster=cluster,
             recipe=recipe,
             calibration=(calibrations or {}).get(name),
+            cores=cores,
         )
         options.extend(_options(s, name, wanted, sizes, space, layout))
     options.sort(key=lambda o: (o.device_type, o.num_devices, len(o.shape)))
@@ -163,7 +167,12 @@ def _versioned(options: tuple[Option, ...]) -> ScalingCurve:
 
 
 def curve_of_job(
-    spec: JobSpec, cluster: Cluster, calibrations: dict[str, Calibration] | None = None, space: Space = BUILT_IN
+    spec: JobSpec,
+    cluster: Cluster,
+    calibrations: dict[str, Calibration] | None = None,
+    space: Space = BUILT_IN,
+    recipe: Recipe = BUILT_IN_RECIPE,
+    cores: int = 0,
 ) -> ScalingCurve:
     """The curve of a submitted job: its device range, device type and fixed layout honoured."""
     return scaling_curve(
@@ -178,6 +187,8 @@ def curve_of_job(
         space=space,
         layout=spec.layout if isinstance(spec.layout, Layout) else None,
         calibrations=calibrations,
+        recipe=recipe,
+        cores=cores,
     )
 
 

@@ -45,7 +45,7 @@ class Axis:
         tensor = tensor.contiguous()
         if self.size == 2 or tensor.nbytes <= _ONE_HOP_BYTES:
             received, works = self.exchange([tensor] * self.size)
-            wait(works)
+            wait(works, self.name)
             return fold(received)
         return self._sum_in_chunks(tensor)
 
@@ -53,13 +53,13 @@ class Axis:
         """The tensors of all ranks, stacked: (size, *shape). All shapes are equal."""
         gathered = tensor.new_empty((self.size, *tensor.shape))
         gathered[self.rank] = tensor
-        wait(self.gather_in_place(gathered.unbind()))
+        wait(self.gather_in_place(gathered.unbind()), self.name)
         return gathered
 
     def sum_and_split(self, tensor: Tensor) -> Tensor:
         """The sum over ranks of `tensor[rank]`: (size, *shape) -> shape."""
         received, works = self.exchange(tensor.contiguous().unbind())
-        wait(works)
+        wait(works, self.name)
         return fold(received)
 
     def exchange(self, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
@@ -78,9 +78,9 @@ class Axis:
         out = torch.empty_like(tensor)
         chunks, sums = (whole.view(-1).tensor_split(self.size) for whole in (tensor, out))
         received, works = self.exchange(chunks)
-        wait(works)
+        wait(works, self.name)
         sums[self.rank].copy_(fold(received))
-        wait(self.gather_in_place(sums))
+        wait(self.gather_in_place(sums), self.name)
         return out
 
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[dist.Work]:
@@ -108,8 +108,8 @@ def fold(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def wait(works: Sequence[dist.Work]) -> None:
-    with span("messages"):
+def wait(works: Sequence[dist.Work], axis: str = "dp") -> None:
+    with span(axis):
         for work in works:
             work.wait()
 

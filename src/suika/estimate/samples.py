@@ -1,0 +1,105 @@
+"""From profiled steps to calibration: steady times out of dirty series, and each class's share of the surprise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from suika.core.layout import Layout
+from suika.core.sample import StepSample
+from suika.estimate.calibrate import STEP, TERMS, Calibration
+from suika.estimate.factors import OP_CLASSES
+from suika.estimate.grid import Array, LayoutColumns
+from suika.estimate.predict import Setting
+from suika.estimate.step import Price, price
+
+OUTLIER = 4.0  # robust standard deviations from the median that a steady step stays within
+CLASS_SD = 0.05  # of log(measured class time / its prediction), for the form of the model
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Step time of steady training: median, and the robust standard deviation of one step."""
+
+    step_s: float
+    spread_s: float
+    num_samples: int
+
+    def tokens_per_s(self, global_batch: int, sequence_length: int) -> float:
+        """Of the whole job: every token counts once, whatever ranks share it."""
+        return global_batch * sequence_length / self.step_s
+
+
+def steady(samples: Iterable[StepSample]) -> list[StepSample]:
+    """Samples of steady training: other kinds (first, move, snapshot, evaluation), times that are no times, and
+    outliers (against the median, of either side) are left out."""
+    kept = [s for s in samples if s.kind == "steady" and math.isfinite(s.step_s) and s.step_s > 0]
+    if len(kept) < 3:
+        return kept
+    middle = statistics.median(s.step_s for s in kept)
+    spread = 1.4826 * statistics.median(abs(s.step_s - middle) for s in kept)
+    limit = OUTLIER * max(spread, 0.02 * middle)
+    return [s for s in kept if abs(s.step_s - middle) <= limit]
+
+
+def steady_step(samples: Iterable[StepSample]) -> Steady | None:
+    """The steady step time; None without a steady sample."""
+    kept = [s.step_s for s in steady(samples)]
+    if not kept:
+        return None
+    middle = statistics.median(kept)
+    return Steady(middle, 1.4826 * statistics.median(abs(t - middle) for t in kept), len(kept))
+
+
+# Class of a sample (what the trainer's spans are called) -> which part of the price it measures.
+COMPUTE, TP, DP, UPDATE = "compute", "tp", "dp", "optimizer"
+_PART_OF = {"compute": COMPUTE, "pp": COMPUTE, "tp": TP, "dp": DP, "ends": DP, "reduce": UPDATE, "norm": UPDATE}
+_CLASSES = {
+    COMPUTE: ("gemm", "low", "attention", "vector", "host", "p2p"),
+    TP: ("tp",),
+    DP: ("dp", "network"),
+    UPDATE: ("optimizer",),
+}
+
+
+def measured_parts(samples: Sequence[StepSample]) -> dict[str, float]:
+    """Seconds of work per rank and step by part: median over a rank's samples, mean over ranks."""
+    by_rank: dict[int, list[dict[str, float]]] = {}
+    for sample in samples:
+        parts = dict.fromkeys(_CLASSES, 0.0)
+        for name, seconds in sample.op_s.items():
+            parts[_PART_OF.get(name, UPDATE)] += seconds
+        by_rank.setdefault(sample.rank, []).append(parts)
+    ranks = [{p: statistics.median(row[p] for row in rows) for p in _CLASSES} for rows in by_rank.values()]
+    return {part: statistics.fmean(rank[part] for rank in ranks) for part in _CLASSES}
+
+
+def predicted_parts(s: Setting, columns: LayoutColumns, log: dict[str, float]) -> dict[str, Array]:
+    """Seconds of work per rank and step by the same parts, averaged over the stages."""
+    p: Price = price(s.grid(columns), log)
+    return {k: np.atleast_1d(v) for k, v in p.work_parts_s.items()}
+
+
+def calibrate(calibration: Calibration, s: Setting, layout: Layout, samples: Iterable[StepSample]) -> Calibration:
+    """`calibration` after the component times of one layout's samples (the same layout and setting for all)."""
+    kept = [sample for sample in steady(samples) if sample.op_s]
+    if not kept:
+        return calibration
+    measured = measured_parts(kept)
+    columns = LayoutColumns.of([layout], s.model)
+    for part, classes in _CLASSES.items():
+        log = calibration.log_factors
+        predicted = float(predicted_parts(s, columns, log)[part][0])
+        if measured[part] <= 0 or predicted <= 0:
+            continue
+        slope = np.zeros(len(TERMS))
+        for c in classes:
+            moved = float(predicted_parts(s, columns, log | {c: log[c] + STEP})[part][0])
+            slope[OP_CLASSES.index(c)] = (moved - predicted) / predicted / STEP
+        slope[-1] = 1.0
+        calibration = calibration.observe(slope, math.log(measured[part] / predicted), CLASS_SD, len(kept))
+    return calibration
