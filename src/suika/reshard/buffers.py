@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from suika.reshard.cells import Cell
@@ -15,6 +16,7 @@ from suika.reshard.regions import Box, flat_range
 from suika.reshard.rounds import Message, Stream
 from suika.reshard.state import Region, StateKey
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # element width -> bit patterns to compare
 Make = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 
 
@@ -155,6 +157,14 @@ def parts(stream: Stream, message: Message, groups: Sequence[CellGroup]) -> Iter
 def boxes(cell: Cell, low: int, high: int) -> Iterator[Box]:
     """Bytes [low, high) of a cell, counted from the cell's own origin: the same boxes wherever the cell lies."""
     return flat_range(Box.whole(cell.box.shape), low // cell.item_bytes, high // cell.item_bytes)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits (NaN included)."""
+    one, other = (t.detach().view(_BITS[t.element_size()]) for t in (one, other))
+    if one.is_cuda:
+        return torch.equal(one, other)
+    return np.array_equal(one.numpy(), other.numpy())  # several times as fast as torch.equal on a CPU
 
 
 def _views(view: torch.Tensor, cell: Cell, low: int, high: int) -> Iterator[torch.Tensor]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from suika.core.cluster import Device
-from suika.reshard.buffers import Pieces, Side, allocate, check_buffers
+from suika.reshard.buffers import Pieces, Side, allocate, check_buffers, same_bits
 from suika.reshard.hashing import tensor_hashes
 from suika.reshard.moveplan import MovePlan
 from suika.reshard.nearby import Nearby
@@ -26,7 +26,6 @@ from suika.reshard.routes import Demand
 from suika.reshard.transports.base import Transport, Work
 
 WINDOW = 8  # messages in flight per participant
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # element width -> bit patterns to compare
 
 
 class MoveError(RuntimeError):
@@ -187,7 +186,7 @@ class _Mover:
                 source, target = self.old.view(cell), self.new.view(cell)
                 target.copy_(source)
                 self.report.local_copy_bytes += cell.num_bytes
-                if not torch.equal(target.view(_BITS[cell.item_bytes]), source.view(_BITS[cell.item_bytes])):
+                if not same_bits(target, source):
                     self.problem = f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
 
     def transfer(self) -> None:

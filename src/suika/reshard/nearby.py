@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from suika.reshard.buffers import Make, Side, allocate, boxes, parts
+from suika.reshard.buffers import Make, Side, allocate, boxes, parts, same_bits
 from suika.reshard.moveplan import MovePlan, contents_of
 from suika.reshard.rounds import Message, Stream
 from suika.reshard.transports.base import Lent, Transport
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # element width -> bit patterns to compare
 
 
 def adoptions(plan: MovePlan, neighbours: Iterable[int]) -> dict[int, dict[str, tuple[int, str]]]:
@@ -90,11 +88,11 @@ class Nearby:
         for _, cell, low, high in parts(stream, message, self.plan.groups):
             if target.buffer_of(cell) in self.adopted:
                 continue
-            bits, there, here = _BITS[cell.item_bytes], source.view(cell), target.view(cell)
+            there, here = source.view(cell), target.view(cell)
             for box in boxes(cell, low, high):
                 want, got = there[box.slices], here[box.slices]
                 got.copy_(want)
-                if not torch.equal(got.view(bits), want.view(bits)):
+                if not same_bits(got, want):
                     return copied, f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
             copied += high - low
         return copied, ""

@@ -93,6 +93,11 @@ def span_of(tensor: torch.Tensor) -> Span | None:
     return Span(whole.fd, tensor.data_ptr() - start, tensor.numel() * tensor.element_size())
 
 
+def held_bytes() -> int:
+    """What this process holds of such memory (buffers that it only looks into do not count)."""
+    return sum(span.num_bytes for span in _mapped.values())
+
+
 def _available_bytes() -> int:
     """What this host can still give without swapping."""
     with open("/proc/meminfo") as lines:
