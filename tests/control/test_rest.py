@@ -299,3 +299,75 @@ def test_quotas_reach_the_policy(rest: SimpleNamespace) -> None:
     rest.ask("ada", "PUT", "/v1/quotas/research", json={"devices": None})
     rest.world.turn()
     assert rest.world.policy.seen[-1].quotas == {"product": 2}
+
+
+def test_the_command_line_over_the_network(
+    rest: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Every call that the Unix socket answers is answered the same, with the account's rights."""
+    from suika.cli.ask import ask
+    from suika.control.remote import call
+
+    world = rest.world
+    world.start("a", "n0/0", tenant="research")
+    monkeypatch.setenv("SUIKA_SERVER", rest.url)
+    monkeypatch.setenv("SUIKA_TOKEN", rest.tokens["ada"])
+    assert ask("jobs", all=True) == json.loads(json.dumps(world.api.jobs(all=True)))
+    assert ask("describe", job="a") == json.loads(json.dumps(world.api.describe("a")))
+    assert ask("explain", job="a")["state"] == "running"
+    assert ask("nodes") == world.api.nodes()
+    assert ask("resize", job="a", devices="1:4")["name"] == "a"
+    assert ask("drain", node="n1", undo=False)["draining"]
+    assert ask("events", after=2, job="a") == json.loads(json.dumps(world.api.events(2, "a")))
+    first = ask("submit", job=world.file("b"), request_id="r1")
+    assert ask("submit", job=world.file("b"), request_id="r1") == first
+    assert ask("cancel", job="b")["state"] == "cancelled"
+    for number in range(5):
+        world.submit(f"j{number}")
+    assert len(call("jobs", rest.url)) == 6
+    token = tmp_path / "token"
+    token.write_text(rest.tokens["rita"] + "\n")
+    monkeypatch.delenv("SUIKA_TOKEN")
+    monkeypatch.setenv("SUIKA_TOKEN_FILE", str(token))
+    for refused, code in ((lambda: ask("cancel", job="a"), 2), (lambda: ask("describe", job="b"), 2)):
+        with pytest.raises(SystemExit) as left:
+            refused()
+        assert left.value.code == code
+    monkeypatch.setenv("SUIKA_TOKEN", "nobody's")
+    with pytest.raises(SystemExit):
+        ask("jobs")
+    said = capsys.readouterr().err
+    assert "may not submit" in said
+    assert "there is no such job" in said
+    assert "is not valid at this server" in said
+    monkeypatch.setenv("SUIKA_SERVER", "http://127.0.0.1:1")
+    with pytest.raises(SystemExit) as left:
+        ask("jobs")
+    assert left.value.code == 3
+
+
+def test_tls_by_files(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    from suika.control.client import NoControllerError
+    from suika.control.remote import call
+    from suika.core.errors import SpecError
+
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True, timeout=30)
+    engine = open_engine(f"sqlite:///{tmp_path}/accounts.db")
+    migrate(engine)
+    accounts = Accounts(engine)
+    accounts.add("ada", Role.ADMIN)
+    monkeypatch.setenv("SUIKA_TOKEN", accounts.issue("ada"))
+    with pytest.raises(SpecError, match="open to the network"):
+        NetDoor(make_app(world.api, accounts), "0.0.0.0", 0)
+    door = NetDoor(make_app(world.api, accounts), "127.0.0.1", 0, cert, key)
+    assert door.url.startswith("https://")
+    with pytest.raises(NoControllerError, match="CERTIFICATE_VERIFY_FAILED"):
+        call("jobs", door.url)
+    monkeypatch.setenv("SUIKA_CA", str(cert))
+    assert call("jobs", door.url) == []
+    door.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -57,7 +58,9 @@ def help_text() -> str:
         "Usage: suika COMMAND [ARGS]...\n\n"
         "  Re-schedules 3D-parallel LLM training jobs in a shared GPU cluster while they run.\n\n"
         f"Commands (suika COMMAND --help says more):\n{rows}\n\n"
-        "Options:\n  --version   Show the version and exit.\n  -h, --help  Show this page and exit.\n"
+        "Options:\n"
+        "  --server URL  Ask the controller there ($SUIKA_SERVER); token: $SUIKA_TOKEN or $SUIKA_TOKEN_FILE.\n"
+        "  --version     Show the version and exit.\n  -h, --help    Show this page and exit.\n"
     )
 
 
@@ -65,7 +68,11 @@ def main() -> None:
     """Console entry. A user's mistake is one line on stderr and exit code 2, never a traceback."""
     from suika.core.errors import SpecError
 
-    name, *rest = sys.argv[1:] or ["--help"]
+    given = sys.argv[1:]
+    if given[:1] == ["--server"] and len(given) > 1:
+        os.environ["SUIKA_SERVER"] = given[1]
+        given = given[2:]
+    name, *rest = given or ["--help"]
     if name in ("-h", "--help"):
         print(help_text(), end="")
     elif name == "--version":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -15,11 +16,17 @@ FAILED, MISTAKE, NO_CLUSTER = 1, 2, 3
 
 
 def ask(call: str, **arguments: Any) -> Any:
-    """The result of `call`; ends the process with a line on stderr if there is none."""
+    """The result of `call`, from `$SUIKA_SERVER` or from this machine's controller.
+
+    Ends the process with a line on stderr if there is none."""
     from suika.control.client import ControllerFaultError, NoControllerError
     from suika.control.client import call as send
 
     try:
+        if server := os.environ.get("SUIKA_SERVER"):
+            from suika.control.remote import call as send_far
+
+            return send_far(call, server, **arguments)
         return send(call, **arguments)
     except SpecError as error:
         note(f"suika: {error}")

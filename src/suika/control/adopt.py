@@ -20,7 +20,7 @@ from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobState
 from suika.runtime.adopt import OnRecord, ProcessName, take_back
 from suika.runtime.coordinator import JobRun
-from suika.runtime.events import JobEvent
+from suika.runtime.events import JobEvent, Outcome
 from suika.runtime.messages import Processes
 
 _GRACE_S = 5.0  # beyond the lease: agents wait between attempts
@@ -119,8 +119,22 @@ class Adoption:
             assert job.target is not None
             move, committed = (job.target, job.last_generation), job.generation == job.last_generation
         snapshot = self.state.store.snapshot(job.id)
-        started = job.state is not JobState.STARTING
-        return OnRecord(job.plan, job.generation, job.steps_done, job.reason, snapshot, move, committed, started)
+        leaving = None
+        if snapshot is not None and snapshot[1] >= job.spec.steps:
+            leaving = Outcome.FINISHED
+        elif snapshot is not None and job.state is JobState.PREEMPTING:
+            leaving = Outcome.PREEMPTED
+        return OnRecord(
+            job.plan,
+            job.generation,
+            job.steps_done,
+            job.reason,
+            snapshot,
+            move,
+            committed,
+            leaving,
+            started=job.state is not JobState.STARTING,
+        )
 
 
 def _devices(job: Job) -> tuple[Device, ...]:

@@ -18,7 +18,7 @@ from suika.core.decision import Reason
 from suika.core.plan import Plan
 from suika.core.redeployment import Phase, Redeployment
 from suika.runtime.coordinator import JobRun
-from suika.runtime.events import Moving, Released
+from suika.runtime.events import Moving, Outcome, Released
 from suika.runtime.gang import DiedError, Member
 from suika.runtime.messages import Message
 
@@ -49,6 +49,7 @@ class OnRecord:
     snapshot: tuple[str, int] | None = None
     move: tuple[Plan, int] | None = None
     committed: bool = False
+    leaving: Outcome | None = None  # all was saved and the ranks were being let go: one that is gone is no loss
     started: bool = True  # False: its start was not done; it is ended, and begun anew by its owner
 
 
@@ -72,6 +73,12 @@ def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: C
     if not record.started:
         raise DiedError(Member(run.job_id, None, 0.0), "was starting when its controller ended", 0.0)
     missing = [device for device in record.plan.devices if device not in members]
+    if missing and record.leaving is not None:
+        run.gang.kill(run.gang.members.copy().values())
+        assert record.snapshot is not None
+        run.step = record.snapshot[1]
+        run.ended(record.leaving, None)
+        return run.step
     if missing:
         raise DiedError(Member(f"{run.job_id} on {missing[0]}", missing[0], 0.0), "was gone at the restart", 0.0)
     others = {device: member for device, member in members.items() if device not in record.plan.devices}
