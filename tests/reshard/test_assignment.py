@@ -16,7 +16,14 @@ from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Placement, Plan
-from suika.reshard.assignment import assign, bound_bytes, choose_devices, inbound_bytes, worst_rank_bound_bytes
+from suika.reshard.assignment import (
+    assign,
+    assign_freely,
+    bound_bytes,
+    choose_devices,
+    inbound_bytes,
+    worst_rank_bound_bytes,
+)
 from suika.reshard.moveplan import plan_move
 from suika.reshard.predict import GPU, predict, predict_move
 from suika.reshard.state import JobShape
@@ -99,6 +106,17 @@ def test_stage_wide_buckets_survive_a_change_of_pp() -> None:
     plan = Plan(old, Placement(cluster.devices))
     devices = assign(SHAPE_70B, plan, new, cluster.devices, cluster)
     assert taken(SHAPE_70B, plan, new, devices).sum() == 0
+
+
+def test_the_bucket_shape_is_chosen_too() -> None:
+    cluster = parse_cluster_shorthand("8x8:H100")
+    for buckets in ("layer", "stage"):
+        old = Layout(tp=8, pp=2, dp=4, zero_buckets=buckets).resolve(LLAMA_70B)  # type: ignore[arg-type]
+        plan = Plan(old, Placement(cluster.devices))
+        new = Layout(tp=8, pp=4, dp=2).resolve(LLAMA_70B)
+        layout, devices = assign_freely(SHAPE_70B, plan, new, cluster.devices, cluster)
+        assert layout.zero_buckets == buckets
+        assert taken(SHAPE_70B, plan, layout, devices).sum() <= taken(SHAPE_70B, plan, new, devices).sum()
 
 
 def test_a_shrink_keeps_one_node_per_stage() -> None:

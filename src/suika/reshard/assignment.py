@@ -10,8 +10,9 @@ move (almost) the least, the one with the least-loaded worst device wins.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import get_args
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -20,7 +21,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from suika.core.cluster import Cluster, Device
 from suika.core.errors import require
-from suika.core.layout import Layout
+from suika.core.layout import Layout, ZeroBuckets
 from suika.core.mesh import DEFAULT_ORDER
 from suika.core.plan import Plan
 from suika.reshard.cells import groups_of
@@ -60,6 +61,23 @@ def choose_devices(
     What is not returned is what the shrink frees.
     """
     return assign(shape, old, new, old.devices if candidates is None else candidates, cluster)
+
+
+def assign_freely(
+    shape: JobShape, old: Plan, new: Layout, devices: Sequence[Device], cluster: Cluster
+) -> tuple[Layout, tuple[Device, ...]]:
+    """`assign`, with the shape of ZeRO buckets free as well: the new layout with the one that moves less.
+
+    On a tie the old layout's shape stays.
+    """
+    shapes = sorted(get_args(ZeroBuckets), key=lambda buckets: buckets != old.layout.zero_buckets)
+    choices = []
+    for buckets in shapes if new.zero else shapes[:1]:
+        layout = replace(new, zero_buckets=buckets)
+        chosen = assign(shape, old, layout, devices, cluster)
+        choices.append((int(inbound_bytes(shape, old, layout, chosen).trace()), layout, chosen))
+    _, layout, chosen = min(choices, key=lambda choice: choice[0])
+    return layout, chosen
 
 
 def inbound_bytes(

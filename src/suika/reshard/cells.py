@@ -140,11 +140,10 @@ class _Unit:
 
 
 def _units(shape: JobShape, old: Cuts, new: Cuts) -> Iterator[_Unit]:
-    """The ends, and each kind of layer: dense or mixture, or every layer by itself where buckets span layers."""
-    alike = old.layout.zero_buckets == new.layout.zero_buckets == "layer"
+    """The ends, and each kind of layer: dense or mixture, and cut in the same places by both layouts."""
     kinds: dict[object, list[int]] = defaultdict(list)
     for layer in range(shape.model.layers):
-        kinds[shape.model.is_moe_layer(layer) if alike else layer].append(layer)
+        kinds[shape.model.is_moe_layer(layer), old.signature(layer), new.signature(layer)].append(layer)
     samples = [layers[0] for layers in kinds.values()]
     embedding, head = end_tensors(shape)
     cut = old.layer_intervals(samples), new.layer_intervals(samples)

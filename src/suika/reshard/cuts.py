@@ -17,7 +17,7 @@ import numpy as np
 
 from suika.core.layout import Layout
 from suika.core.tensors import LogicalTensor, logical_tensors
-from suika.reshard.state import Bucket, JobShape, bucket_owner
+from suika.reshard.state import JobShape, bucket_owner, zero_slice
 
 WEIGHT, OPTIMIZER = 0, 1  # kinds that are cut alike: masters and moments share their geometry
 Holders = frozenset[int]  # places: (stage * tp + tp rank) * replicas + replica
@@ -71,18 +71,27 @@ class Cuts:
     def _members(self) -> list[Holders]:
         return list(self._sets)
 
+    def signature(self, layer: int) -> tuple[object, ...]:
+        """Equal for layers that are cut alike: where in the layer slices end, and whose they are."""
+        if not self._stage_wide:
+            return ()
+        found: list[object] = []
+        sizes, before, whole = (table[layer] for table in self._spans)
+        for part, (_, replicas) in enumerate(self._parts(layer)):
+            for tp_rank in range(self.layout.tp):
+                at, size = int(before[part, tp_rank]), int(sizes[part, tp_rank])
+                each = max(1, zero_slice(int(whole[part, tp_rank]), len(replicas), 0)[1])
+                first, last = at // each, -(-(at + size) // each)
+                found.append((first, last, tuple(r * each - at for r in range(first + 1, last))))
+        return tuple(found)
+
     def layer_intervals(self, layers: Iterable[int]) -> Found:
         """Intervals of the given layers' tensors; holders are named as if on stage 0."""
         found: Found = defaultdict(list)
-        chosen = set(layers)
-        spans = {self._chunk_of[n] if self.layout.zero_buckets == "stage" else (n, n + 1) for n in chosen}
-        for span in sorted(spans):
-            tensors = [t for layer in range(*span) for t in layer_tensors(self.shape)[layer]]
-            self._cut("layers", [t for t in tensors if t.expert is None], 0, found, chosen)
-            per_rank = self.model.experts // self.layout.ep
-            for expert_rank in range(self.layout.ep) if self.model.experts else ():
-                held = [t for t in tensors if t.expert is not None and t.expert // per_rank == expert_rank]
-                self._cut("experts", held, 0, found, chosen, range(expert_rank, self.replicas, self.layout.ep))
+        _, before, whole = self._spans
+        for layer in layers:
+            for part, (tensors, replicas) in enumerate(self._parts(layer)):
+                self._cut(tensors, 0, replicas, before[layer, part].tolist(), whole[layer, part].tolist(), None, found)
         return found
 
     def end_intervals(self) -> Found:
@@ -90,61 +99,106 @@ class Cuts:
         found: Found = defaultdict(list)
         embedding, head = end_tensors(self.shape)
         last = self.layout.pp - 1
-        tied_copy = [t for t in embedding if self.model.tied and last and t.name == "embedding.weight"]
-        self._cut("embedding", list(embedding), 0, found)
-        self._cut("head", [*tied_copy, *head], last, found)
+        tied_copy = tuple(t for t in embedding if self.model.tied and last and t.name == "embedding.weight")
+        for name, stage, tensors in (("embedding", 0, embedding), ("head", last, (*tied_copy, *head))):
+            owner = bucket_owner(self.layout, name, self.replicas)
+            whole = [sum(_shard(t, self.layout.tp, r).size for t in tensors) for r in range(self.layout.tp)]
+            self._cut(tensors, stage, range(self.replicas), [0] * self.layout.tp, whole, owner, found)
         return found
+
+    @property
+    def _stage_wide(self) -> bool:
+        return self.layout.zero_buckets == "stage" and self.layout.zero > 0
+
+    def _parts(self, layer: int) -> list[tuple[tuple[LogicalTensor, ...], range]]:
+        """A layer's tensors by bucket, with the replicas that share it: dense ones, then those of each expert rank."""
+        tensors, ep = layer_tensors(self.shape)[layer], self.layout.ep
+        parts = [(tuple(t for t in tensors if t.expert is None), range(self.replicas))]
+        if self.model.experts:
+            per_rank = self.model.experts // ep
+            for rank in range(ep):
+                held = tuple(t for t in tensors if t.expert is not None and t.expert // per_rank == rank)
+                parts.append((held, range(rank, self.replicas, ep)))
+        return parts
+
+    @cached_property
+    def _spans(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[layer, part, tp rank] -> elements of the layer's shards, of their bucket before them, of the whole bucket."""
+        kinds = {self.model.is_moe_layer(layer): layer for layer in range(self.model.layers)}
+        of_kind = {
+            kind: [
+                [sum(_shard(t, self.layout.tp, tp_rank).size for t in tensors) for tp_rank in range(self.layout.tp)]
+                for tensors, _ in self._parts(layer)
+            ]
+            for kind, layer in kinds.items()
+        }
+        sizes = np.array([of_kind[self.model.is_moe_layer(layer)] for layer in range(self.model.layers)])
+        before, whole = np.zeros_like(sizes), sizes.copy()
+        for first, last in set(self._chunk_of) if self._stage_wide else ():
+            before[first:last] = np.cumsum(sizes[first:last], axis=0) - sizes[first:last]
+            whole[first:last] = sizes[first:last].sum(axis=0)
+        return sizes, before, whole
 
     def _cut(
         self,
-        name: str,
-        tensors: list[LogicalTensor],
+        tensors: tuple[LogicalTensor, ...],
         stage: int,
+        replicas: range,
+        before: list[int],
+        whole: list[int],
+        owner: int | None,
         found: Found,
-        layers: set[int] | None = None,
-        replicas: range | None = None,
     ) -> None:
-        """One bucket on all its places: whole shards for weights, ZeRO slices for the optimizer."""
-        if not tensors:
-            return
-        replicas = replicas or range(self.replicas)
-        zero, num, owner = self.layout.zero, len(replicas), bucket_owner(self.layout, name, len(replicas))
+        """Neighbours of one bucket on all its places: whole shards for weights, ZeRO slices for the optimizer.
+
+        By tp rank, the bucket has `before` elements in front of them and `whole` altogether.
+        """
+        zero, num = self.layout.zero, len(replicas)
         for tp_rank in range(self.layout.tp):
             first = (stage * self.layout.tp + tp_rank) * self.replicas
             everyone = frozenset(first + replica for replica in replicas)
-            shapes = tuple(t.local_shape(self.layout.tp, tp_rank) for t in tensors)
-            bucket = Bucket(name, tuple(tensors), shapes, num, 0, zero >= 1, owner)
-            slices = [bucket.slice_of(r) for r in range(num)]
-            each = max(1, slices[0][1])
-            for tensor, at in zip(tensors, bucket.offsets, strict=True):
+            at, each = before[tp_rank], max(1, zero_slice(whole[tp_rank], num, 0)[1])
+            for tensor in tensors:
                 left, right, base, size = _shard(tensor, self.layout.tp, tp_rank)
-                if not size or (layers is not None and tensor.layer not in layers):
+                if not size:
                     continue
-                whole = [Interval(left, right, base, base + size, everyone)]
-                touching = range(at // each, -(-(at + size) // each)) if owner is None else (owner,)
-                parts = [
-                    Interval(
-                        left,
-                        right,
-                        base + max(slices[r][0] - at, 0),
-                        base + min(slices[r][1] - at, size),
-                        frozenset((first + replicas[r],)),
-                    )
-                    for r in touching
-                ] if zero else whole  # fmt: skip
-                found[tensor.name, WEIGHT] += parts if zero == 3 else whole
-                found[tensor.name, OPTIMIZER] += parts
+                shard = [Interval(left, right, base, base + size, everyone)]
+                slices = shard
+                if zero and owner is not None:
+                    slices = [Interval(left, right, base, base + size, frozenset((first + replicas[owner],)))]
+                elif zero:
+                    slices = [
+                        Interval(
+                            left,
+                            right,
+                            base + max(r * each - at, 0),
+                            base + min((r + 1) * each - at, size),
+                            frozenset((first + replicas[r],)),
+                        )
+                        for r in range(at // each, -(-(at + size) // each))
+                    ]
+                found[tensor.name, WEIGHT] += slices if zero == 3 else shard
+                found[tensor.name, OPTIMIZER] += slices
+                at += size
 
 
-def _shard(tensor: LogicalTensor, tp: int, tp_rank: int) -> tuple[int, int, int, int]:
-    """(left, right) columns, first element and number of elements of a shard, as an interval of its window."""
+class _Shard(NamedTuple):
+    """A tensor-parallel rank's shard as an interval of its window: columns, first element, number of elements."""
+
+    left: int
+    right: int
+    start: int
+    size: int
+
+
+def _shard(tensor: LogicalTensor, tp: int, tp_rank: int) -> _Shard:
     rows, columns = _matrix(tensor)
     if tensor.tp_dim is None:
-        return 0, columns, 0, rows * columns
+        return _Shard(0, columns, 0, rows * columns)
     start, stop = tensor.bounds(tp, tp_rank)
     if tensor.tp_dim == 0:
-        return 0, columns, start * columns, (stop - start) * columns
-    return start, stop, 0, rows * (stop - start)
+        return _Shard(0, columns, start * columns, (stop - start) * columns)
+    return _Shard(start, stop, 0, rows * (stop - start))
 
 
 def _matrix(tensor: LogicalTensor) -> tuple[int, int]:
