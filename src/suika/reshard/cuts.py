@@ -123,7 +123,7 @@ class Cuts:
 
     @cached_property
     def _spans(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """[layer, part, tp rank] -> elements of the layer's shards, of their bucket before them, of the whole bucket."""
+        """[layer, part, tp rank] -> elements of the shards, of their bucket before them, of the whole bucket."""
         kinds = {self.model.is_moe_layer(layer): layer for layer in range(self.model.layers)}
         of_kind = {
             kind: [
