@@ -92,7 +92,7 @@ class JobSpec(_Strict):
         missing = [k for k in ("family", "layers", "hidden", "ffn", "heads", "vocab") if k not in value]
         if missing:
             raise ValueError(f"missing keys {missing}")
-        return ModelSpec(**{"name": "custom", **value})
+        return {"name": "custom", **value}  # its fields are checked one by one, then together by ModelSpec itself
 
     @field_validator("layout", mode="before")
     @classmethod
