@@ -50,7 +50,8 @@ class MoveResult:
     at_s: float  # of its commit, since the first event
     beside: tuple[tuple[str, Plan], ...] = ()  # other jobs that trained then, and how
     checkpoint_restart_s: float | None = None
-    checkpoint_restart_by: str | None = None  # memory or disk: the better of the two
+    checkpoint_restart_by: str | None = None  # memory or disk: the better of those tried
+    checkpoint_restart_tried: tuple[str, ...] = ()
 
     @staticmethod
     def of(job: str, record: Mapping[str, Any], at_s: float, beside: tuple[tuple[str, Plan], ...]) -> MoveResult:
@@ -92,6 +93,7 @@ class MoveResult:
             "pause_s": self.pause_s,
             "checkpoint_restart_s": self.checkpoint_restart_s,
             "checkpoint_restart_by": self.checkpoint_restart_by,
+            "checkpoint_restart_tried": list(self.checkpoint_restart_tried),
             "total_s": self.total_s,
             "reason": self.reason,
             "kinds": list(self.kinds),

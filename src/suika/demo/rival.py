@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,30 +14,48 @@ from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.demo.result import MoveResult
 from suika.demo.show import Show
-from suika.runtime.baseline import ColdProcesses, Medium, measure_restart
+from suika.runtime.baseline import ColdProcesses, Medium, Restart, measure_restart
 from suika.runtime.coordinator import JobRun
 
-MEDIA: tuple[Medium, ...] = ("memory", "disk")
 START_WAIT_S = 120.0
 
 
 def add_rivals(
-    specs: Mapping[str, JobSpec], moves: Sequence[MoveResult], backend: LocalBackend, folder: Path, show: Show
+    specs: Mapping[str, JobSpec],
+    moves: Sequence[MoveResult],
+    backend: LocalBackend,
+    folder: Path,
+    show: Show,
+    medium: Medium,
+    until_s: float = math.inf,
 ) -> tuple[MoveResult, ...]:
-    """`moves` with what each costs by checkpoint and restart, the better of memory and disk. `specs` by job name."""
-    show.phase("the same moves by checkpoint and restart")
+    """`moves` with what each costs by checkpoint (in `medium`) and restart, where that beats what is known of it.
+
+    `specs` by job name. No further move is begun once the monotonic clock is past `until_s`: those stay as they are.
+    """
+    show.phase(f"the same moves by checkpoint ({medium}) and restart")
     measured = []
     for move in moves:
-        spec = specs[move.job]
-        with _beside(specs, move, backend, folder):
-            restarts = [
-                measure_restart(spec, move.old, move.new, backend, backend.cluster, spec.data, medium, folder)
-                for medium in MEDIA
-            ]
-        best = min(restarts, key=lambda restart: restart.pause_s)
-        show.say(f"   {move.job} {move.old.layout} -> {move.new.layout}: {best.pause_s:.2f} s by {best.medium}")
-        measured.append(replace(move, checkpoint_restart_s=best.pause_s, checkpoint_restart_by=best.medium))
+        if time.monotonic() < until_s:
+            with _beside(specs, move, backend, folder):
+                spec = specs[move.job]
+                restart = measure_restart(spec, move.old, move.new, backend, backend.cluster, spec.data, medium, folder)
+            show.say(f"   {move.job} {move.old.layout} -> {move.new.layout}: {restart.pause_s:.2f} s")
+            move = _better(move, restart)
+        measured.append(move)
     return tuple(measured)
+
+
+def _better(move: MoveResult, restart: Restart) -> MoveResult:
+    tried = (*move.checkpoint_restart_tried, restart.medium)
+    if move.checkpoint_restart_s is not None and move.checkpoint_restart_s <= restart.pause_s:
+        return replace(move, checkpoint_restart_tried=tried)
+    return replace(
+        move,
+        checkpoint_restart_s=restart.pause_s,
+        checkpoint_restart_by=restart.medium,
+        checkpoint_restart_tried=tried,
+    )
 
 
 def cold_restart(
