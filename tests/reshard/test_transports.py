@@ -2,29 +2,67 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from labels import in_threads
 from processes import run_forked
 
-from suika.reshard.transports.base import Transport, TransportError
+from suika.reshard.transports.base import Transport, TransportError, Work
+from suika.reshard.transports.cuda_ipc import CudaIpc
 from suika.reshard.transports.gloo import Gloo
 from suika.reshard.transports.inprocess import Hub
+from suika.reshard.transports.mapped import Shown
 from suika.reshard.transports.mixed import Mixed
-from suika.reshard.transports.shared import Shared
+from suika.reshard.transports.nccl import Nccl
+from suika.reshard.transports.shared import Shared, _HostMemory
 
 Body = Callable[[int, Transport], Any]
 Runner = Callable[[int, Body], list[Any]]
+
+
+class FewSlots(_HostMemory):
+    """Short pieces, few at a time: what a staging pool of a device imposes."""
+
+    piece_bytes = 100_000
+
+    def __init__(self) -> None:
+        self.shown: dict[int, int] = defaultdict(int)
+
+    def show(self, peer: int, piece: torch.Tensor) -> Shown | None:
+        if self.shown[peer] == 4:
+            return None
+        self.shown[peer] += 1
+        return super().show(peer, piece)
+
+    def taken(self, peer: int, shown: Shown) -> None:
+        self.shown[peer] -= 1
+
+
+def shared(gloo: Gloo) -> Shared:
+    return Shared(gloo.rank, [rank for rank in range(gloo.size) if rank != gloo.rank], gloo.all_gather)
+
+
+def in_pieces(gloo: Gloo) -> Transport:
+    transport = shared(gloo)
+    transport.memory = FewSlots()
+    return transport
+
+
 WAYS: dict[str, Callable[[Gloo], Transport]] = {  # between processes; all make themselves known over gloo
     "gloo": lambda gloo: gloo,
-    "shared memory": lambda gloo: Shared(gloo.rank, [r for r in range(gloo.size) if r != gloo.rank], gloo.all_gather),
+    "shared memory": shared,
+    "shared memory in pieces": in_pieces,
     "mixed": lambda gloo: Mixed.of(gloo, [rank // 2 for rank in range(gloo.size)]),  # two participants per node
 }
 
@@ -39,10 +77,60 @@ def run_threads(size: int, body: Body) -> list[Any]:
     return results
 
 
-@pytest.fixture(params=["in-process", *WAYS])
+def no_devices(size: int) -> str:
+    """Why a test with `size` participants on devices of their own is skipped, or nothing."""
+    found = torch.cuda.device_count()  # asks NVML: forked processes can still initialise CUDA
+    return "" if found >= size else f"needs {size} NVIDIA device(s), {found} found"
+
+
+def cuda_ipc(gloo: Gloo) -> Transport:
+    """All participants on one device, each with a small pool: messages go in pieces."""
+    peers = [rank for rank in range(gloo.size) if rank != gloo.rank]
+    device = torch.device("cuda", 0)
+    return CudaIpc(gloo.rank, peers, gloo.all_gather, device, slot_bytes=1 << 20, num_slots=4)
+
+
+class OnDevice:
+    """NCCL for host buffers: the suite's data goes over a device of its own."""
+
+    def __init__(self, gloo: Gloo) -> None:
+        self.device = torch.device("cuda", gloo.rank)
+        torch.cuda.set_device(self.device)
+        store = dist.PrefixStore(
+            "nccl", dist.FileStore(gloo.all_gather(f"{tempfile.mkdtemp()}/nccl".encode())[0].decode())
+        )
+        group = dist.ProcessGroup(store, gloo.rank, gloo.size)
+        backend = dist.ProcessGroupNCCL(store, gloo.rank, gloo.size, dist.ProcessGroupNCCL.Options())
+        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+        group._register_backend(self.device, dist.ProcessGroup.BackendType.NCCL, backend)
+        self.inner = Nccl(group, gloo, self.device, timeout_s=10)
+        self.rank, self.size = gloo.rank, gloo.size
+        self.all_gather, self.lend = self.inner.all_gather, self.inner.lend
+
+    def send(self, peer: int, tag: int, buffer: torch.Tensor) -> Work:
+        return self.inner.send(peer, tag, buffer.to(self.device))
+
+    def recv(self, peer: int, tag: int, buffer: torch.Tensor) -> Work:
+        staged = torch.empty_like(buffer, device=self.device)
+        work = self.inner.recv(peer, tag, staged)
+        return SimpleNamespace(wait=lambda: (work.wait(), buffer.copy_(staged)))
+
+
+DEVICE_WAYS: dict[str, tuple[Callable[[Gloo], Transport], int]] = {  # and how many devices each needs
+    "cuda ipc": (cuda_ipc, 1),
+    "nccl": (OnDevice, 4),
+}
+
+
+@pytest.fixture(params=["in-process", *WAYS, *(pytest.param(way, marks=pytest.mark.gpu) for way in DEVICE_WAYS)])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Runner:
     if request.param == "in-process":
         return run_threads
+    if request.param in DEVICE_WAYS:
+        make, num_devices = DEVICE_WAYS[request.param]
+        if problem := no_devices(num_devices):
+            pytest.skip(f"{request.param}: {problem}")
+        return lambda size, body: run_forked(size, tmp_path, lambda rank, gloo: body(rank, make(gloo)))
     return lambda size, body: run_forked(size, tmp_path, lambda rank, gloo: body(rank, WAYS[request.param](gloo)))
 
 

@@ -21,19 +21,23 @@ _BRIEF = 4096  # bytes of a gathered payload that go with its length in the firs
 @dataclass(frozen=True)
 class _GlooWork:
     work: Any
-    buffer: torch.Tensor  # kept alive while gloo reads or writes it
+    host: torch.Tensor  # kept alive while gloo reads or writes it
     what: str
+    target: torch.Tensor | None = None  # on a device: filled from `host`
 
     def wait(self) -> None:
         try:
             self.work.wait()
         except RuntimeError as error:
             raise TransportError(f"{self.what}: {error}") from error
+        if self.target is not None:
+            self.target.copy_(self.host)
 
 
 @dataclass(frozen=True)
 class Gloo:
-    """`group` is a `dist.ProcessGroup` (or a bare `ProcessGroupGloo`); its own timeout bounds every wait."""
+    """`group` is a `dist.ProcessGroup` (or a bare `ProcessGroupGloo`); its own timeout bounds every wait. Gloo sends
+    host memory: buffers on a device go through it."""
 
     group: dist.ProcessGroup
 
@@ -46,10 +50,13 @@ class Gloo:
         return self.group.size()
 
     def send(self, peer: int, tag: int, buffer: torch.Tensor) -> Work:
-        return self._post(self.group.send, peer, tag, buffer, f"send to participant {peer}")
+        return self._post(self.group.send, peer, tag, buffer.cpu(), f"send to participant {peer}")
 
     def recv(self, peer: int, tag: int, buffer: torch.Tensor) -> Work:
-        return self._post(self.group.recv, peer, tag, buffer, f"receive from participant {peer}")
+        what = f"receive from participant {peer}"
+        if buffer.device.type == "cpu":
+            return self._post(self.group.recv, peer, tag, buffer, what)
+        return self._post(self.group.recv, peer, tag, torch.empty_like(buffer, device="cpu"), what, buffer)
 
     def all_gather(self, payload: bytes) -> list[bytes]:
         """One collective when everybody is brief, two otherwise."""
@@ -64,9 +71,11 @@ class Gloo:
         """A wire has no common memory."""
         return {}
 
-    def _post(self, operation: Any, peer: int, tag: int, buffer: torch.Tensor, what: str) -> Work:
+    def _post(
+        self, operation: Any, peer: int, tag: int, host: torch.Tensor, what: str, target: torch.Tensor | None = None
+    ) -> Work:
         try:
-            return _GlooWork(operation([buffer], peer, tag), buffer, what)
+            return _GlooWork(operation([host], peer, tag), host, what, target)
         except RuntimeError as error:
             raise TransportError(f"{what}: {error}") from error
 
