@@ -131,3 +131,30 @@ def test_bad_files_are_refused_at_submit_and_nothing_starts(
     assert why in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1
     assert len(live.state.store.jobs()) == before
+
+
+def test_a_joiner_killed_in_a_move_costs_nothing_but_the_move(live: Live) -> None:
+    live.submit("steady", steps=400, devices={"min": 2, "max": 2})
+    live.wait("running", lambda: live.scene.steps("steady") >= 3)
+    old = live.pids("steady")
+    run = live.state.watch(live.scene.job("steady").id).run
+    live.api.resize("steady", layout="tp=2,pp=2")
+
+    def joiner() -> int | None:
+        members = [
+            member for member in list(run.gang.members.values()) if member.device and str(member.device) not in old
+        ]
+        return next((member.pid for member in members if member.pid is not None), None)
+
+    live.wait("a joiner", lambda: joiner() is not None, timeout_s=20)
+    os.kill(joiner(), signal.SIGKILL)
+    live.wait("the move failed", lambda: bool(live.events("steady", "move-failed")), timeout_s=20)
+    before = live.scene.steps("steady")
+    assert live.pids("steady") == old
+    assert live.scene.job("steady").generation == 1
+    live.wait("training on", lambda: live.scene.steps("steady") > before, timeout_s=20)
+    assert live.events("steady", "recovering") == []
+    # The wish still stands: tried again after a while, under a number of its own.
+    live.wait("moved", lambda: len(live.events("steady", "committed")) == 1)
+    assert live.scene.job("steady").generation == 3
+    assert live.scene.job("steady").plan.layout.num_ranks == 4
