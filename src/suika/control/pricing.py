@@ -25,6 +25,12 @@ def rounded(slowdown: float) -> float:
     return STEP_OF_CORRECTION ** round(math.log(slowdown) / math.log(STEP_OF_CORRECTION))
 
 
+def _priced(spec: JobSpec) -> JobSpec:
+    """`spec` without what has no bearing on its price: jobs of one kind share one curve."""
+    same = {"name": "any", "data": "", "steps": 1, "seed": 0, "priority": 0, "weight": 1.0, "tenant": "any"}
+    return spec.model_copy(update=same)
+
+
 class EstimatedPricing:
     """`slowdown` is measured step time / estimated step time of the layout in which a job runs."""
 
@@ -34,11 +40,11 @@ class EstimatedPricing:
         self._step_s = lru_cache(maxsize=4096)(self._make_step_s)
 
     def curve(self, spec: JobSpec, slowdown: float = 1.0) -> ScalingCurve:
-        return self._curve(spec, rounded(slowdown))
+        return self._curve(_priced(spec), rounded(slowdown))
 
     def step_s(self, spec: JobSpec, plan: Plan) -> float:
         """The estimator's step time in seconds, nothing corrected."""
-        return self._step_s(spec, plan)
+        return self._step_s(_priced(spec), plan)
 
     def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:
         return PredictedMoves({job_id: JobShape.of(spec) for job_id, spec in specs.items()}, self.cluster)

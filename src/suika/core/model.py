@@ -8,6 +8,7 @@ from typing import Literal
 from suika.core.errors import SpecError, require
 
 Family = Literal["gpt", "llama"]
+LARGEST = 10_000_000  # of any whole number in a model: products of a few of them stay below 2^63
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class ModelSpec:
         for field in ("layers", "hidden", "ffn", "heads", "vocab"):
             value = getattr(self, field)
             require(isinstance(value, int) and value > 0, f"model.{field}", value, "must be a positive whole number")
+        for field, value in vars(self).items():
+            if isinstance(value, int):
+                require(abs(value) <= LARGEST, f"model.{field}", value, f"must be at most {LARGEST}")
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_dim:
