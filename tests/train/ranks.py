@@ -29,9 +29,11 @@ def run_ranks(num_ranks: int, body: Callable[[int, dist.Store], Any], timeout_s:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "store")
         pipes, processes = [], []
+        cores = sorted(os.sched_getaffinity(0))
         for rank in range(num_ranks):
             here, there = _fork.Pipe(duplex=False)
-            process = _fork.Process(target=_rank, args=(rank, path, body, there), daemon=True)
+            core = cores[rank % len(cores)] if num_ranks > 1 else None
+            process = _fork.Process(target=_rank, args=(rank, core, path, body, there), daemon=True)
             process.start()
             there.close()
             pipes.append(here)
@@ -66,8 +68,10 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _rank(rank: int, path: str, body: Callable[[int, dist.Store], Any], pipe: Connection) -> None:
+def _rank(rank: int, core: int | None, path: str, body: Callable[[int, dist.Store], Any], pipe: Connection) -> None:
     torch.set_num_threads(1)
+    if core is not None:  # gloo's thread spins while its trainer holds a lock and waits for another core
+        os.sched_setaffinity(0, {core})
     gc.freeze()  # the parent's objects are not this process's garbage: collections stay short
     try:
         message = (True, body(rank, dist.FileStore(path, -1)))
