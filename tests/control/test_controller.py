@@ -182,6 +182,30 @@ def test_preempted_and_resumed_from_what_it_saved(world: World) -> None:
     assert run.asked[-1][2:] == (2, "/snapshots/6")
 
 
+@pytest.mark.parametrize(("outcome", "state"), [(Outcome.FINISHED, "finished"), (Outcome.FAILED, "failed")])
+@pytest.mark.parametrize("meanwhile", ["preempt", "move"])
+def test_a_job_that_ends_while_something_is_done_to_it_has_ended(
+    world: World, outcome: Outcome, state: str, meanwhile: str
+) -> None:
+    run = world.start("a", "n0/0", "n0/1")
+    world.decide(world.preempt("a") if meanwhile == "preempt" else world.grant("a", "n1/0"))
+    run.ended(outcome)
+    world.turn()
+    assert world.job("a").state == state
+    assert all(d["state"] == "free" for node in world.api.nodes() for d in node["devices"])
+
+
+def test_a_wish_that_lacks_devices_is_explained(world: World) -> None:
+    world.start("a", "n0/0", "n0/1")
+    world.start("b", "n0/2", "n0/3")
+    world.start("c", "n1/0", "n1/1", "n1/2", "n1/3")
+    world.api.resize("a", layout="tp=2,pp=2")
+    world.turn()
+    assert world.api.explain("a")["reason"]["sentence"].endswith(
+        "its user wants tp2 pp2 dp1, which waits for free devices"
+    )
+
+
 def test_a_report_of_an_old_generation_changes_nothing(world: World) -> None:
     run = world.start("a", "n0/0", "n0/1")
     world.decide(world.grant("a", "n0/0"))

@@ -109,7 +109,7 @@ def test_a_cancelled_job_leaves_no_process_and_frees_its_devices(live: Live) -> 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"nmae": "x"}, "not permitted"),
+        ({"colour": "x"}, "not permitted"),
         ({"layout": {"tp": 3}}, "heads(4) % tp(3)"),
         ({"layout": {"pp": 4}}, "layers(2) < pipeline chunks(4)"),
         ({"devices": {"min": 73, "max": 73}}, "73 of 8 devices"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,8 +22,10 @@ from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import ConflictError, NotFoundError, require
 from suika.core.job import ENDED, HOLDS_DEVICES, Job, JobState
+from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.snapshot import Option
+from suika.schedule.waiting import same_cut
 
 
 class Api:
@@ -31,6 +34,7 @@ class Api:
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.state = controller.state
+        self._accepting = threading.Lock()
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events")
@@ -44,31 +48,28 @@ class Api:
         known = self._known(job_id, job)
         if known is not None:
             return known
-        taken = [] if dry_run else [other.spec.name for other in self.state.active()]
-        spec = admit(job, self.state.cluster, self.controller.pricing.curve, taken)
+        spec = admit(job, self.state.cluster, self.controller.pricing.curve)
         if dry_run:
             options = [_option(option) for option in self.controller.pricing.curve(spec).options]
             return {"dry_run": True, "spec": spec.model_dump(mode="json"), "options": options}
-
-        def accept() -> dict[str, Any]:
+        with self._accepting:  # not on the loop: a submission does not wait for a decision
             known = self._known(job_id, job)
             if known is not None:
                 return known
-            names = {other.spec.name for other in self.state.active()}
-            if spec.name in names:
+            if any(other.spec.name == spec.name for other in self.state.active()):
                 raise ConflictError("job.name", spec.name, "a job of this name is still active", "choose another")
             made = Job(job_id, spec, self.state.clock())
             data = {"spec": spec.model_dump(mode="json"), "body": _digest(job)}
             self.state.store.add(made, News(made.submitted_s, "submitted", data))
-            self.state.changed = True
-            return self.row(made)
-
-        return self.controller.call(accept)
+        self.controller.post(self.state.look_again)
+        return self.row(made)
 
     def _known(self, job_id: str, body: Any) -> dict[str, Any] | None:
-        first = next(iter(self.state.store.events(job_id=job_id, limit=1)), None)
-        if first is None:
+        try:
+            self.state.store.job(job_id)
+        except KeyError:
             return None
+        (first,) = self.state.store.events(job_id=job_id, limit=1)
         if first.data["body"] != _digest(body):
             raise ConflictError("request_id", job_id, "was used for another job", "use a new one")
         return self.row(self.state.store.job(job_id))
@@ -154,6 +155,8 @@ class Api:
         if going is not None and going.after:
             others = ", ".join(sorted(self.state.store.job(other).spec.name for other in going.after))
             sentence += f" (waits until {others} has given up its devices)"
+        elif going is None and (wish := _unmet_wish(found)):
+            sentence += f"; its user wants {wish}, which waits for free devices"
         return {
             "id": found.id,
             "name": found.spec.name,
@@ -237,6 +240,17 @@ class Api:
             return None
         slowdown = self.state.watch(job.id).slowdown or usual_slowdown(self.state)
         return self.controller.pricing.step_s(job.spec, plan) * slowdown
+
+
+def _unmet_wish(job: Job) -> str | None:
+    """What its user wants of a running job and it is not yet."""
+    if job.state is not JobState.RUNNING or job.plan is None:
+        return None
+    wish, num_devices = job.spec.layout, job.plan.layout.num_ranks
+    if isinstance(wish, Layout) and not same_cut(job.plan.layout, wish):
+        return str(wish)
+    wanted = job.spec.devices
+    return None if wanted.min <= num_devices <= wanted.max else f"{wanted.min}..{wanted.max} devices"
 
 
 def _step_parts_s(watch: Watch) -> dict[str, float]:

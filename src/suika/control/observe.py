@@ -102,6 +102,7 @@ class Observer:
         watch.hold_until_s = state.clock() + BACK_OFF_S * 2 ** (watch.failed_moves - 1)
         assert job.plan is not None
         state.freed(job.plan.devices)  # not given up after all
+        state.hold(job.id, job.plan.devices)
         state.change(job, JobState.RUNNING, job.reason, target=None)
         state.log("move-failed", job_id, error=error, record=record_dict(record) if record else None)
         cancel_dependants(state, job_id, f"the move of {job.spec.name} failed: {error}")

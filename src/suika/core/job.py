@@ -175,6 +175,9 @@ TRANSITIONS: dict[tuple[JobState, JobState], str] = {
     (S.RUNNING, S.FAILED): "the program failed",
     (S.REDEPLOYING, S.FINISHED): "all steps were done before the cut",
     (S.STARTING, S.FINISHED): "its last step was its first after a start",
+    (S.PREEMPTING, S.FINISHED): "all steps were done before it was saved",
+    (S.REDEPLOYING, S.FAILED): "the program failed",
+    (S.PREEMPTING, S.FAILED): "the program failed",
     **{(state, S.CANCELLED): "the user cancelled it" for state in S if state not in ENDED},
 }
 del S
