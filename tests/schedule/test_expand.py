@@ -56,7 +56,7 @@ def plain_expand(books: Books, pool: int, prices: Prices, pins: np.ndarray) -> l
 
 def stacked(books: Books, pins: np.ndarray, pool: int, prices: Prices) -> Share:
     shape = pins.shape
-    had = Share(np.broadcast_to(books.held, shape), np.broadcast_to(books.rate, shape), np.zeros(shape, bool))
+    had = Share(np.broadcast_to(books.held, shape), np.broadcast_to(books.step_s, shape), np.zeros(shape, bool))
     alive = np.ones(shape, bool)
     return expand(books, pool, prices, np.broadcast_to(books.remaining, shape), had, alive, pins)
 

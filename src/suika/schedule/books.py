@@ -72,6 +72,7 @@ class Books:
         rows = table[self.number]
         now_s = board.snapshot.now_s
         self.rate = rows[:, RATE]  # steps/s where it runs, 0 while it waits
+        self.places = np.arange(len(self.number))
         read_s = np.where(np.isnan(rows[:, AS_OF_S]), now_s, rows[:, AS_OF_S])
         began_s = np.maximum(read_s, rows[:, MOVING_UNTIL_S])
         self.remaining = np.maximum(rows[:, REMAINING] - np.maximum(now_s - began_s, 0.0) * self.rate, 1e-9)
@@ -93,6 +94,11 @@ class Books:
 
     def __len__(self) -> int:
         return len(self.number)
+
+    @cached_property
+    def step_s(self) -> np.ndarray:
+        """[J] seconds per step where it runs, inf while it waits."""
+        return np.divide(1.0, self.rate, out=np.full(len(self), np.inf), where=self.rate > 0)
 
     @cached_property
     def smallest(self) -> np.ndarray:

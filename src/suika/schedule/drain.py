@@ -13,37 +13,39 @@ import numpy as np
 from suika.schedule.books import Books
 from suika.schedule.expand import Prices, Share, expand
 
+LEAST = 1e-9  # steps: who has ended, or is about to, still divides
+
 
 def drain(books: Books, pool: int, prices: Prices, plans: Share, *, completions: int, spread: float) -> np.ndarray:
     """[B] predicted sum of weighted completion times from now + `spread` x the last one, of each variant in `plans`."""
     rows, num_jobs = plans.devices.shape
-    share = Share(plans.devices.copy(), plans.rate.copy(), plans.changed)
+    share = Share(plans.devices.copy(), plans.step_s.copy(), plans.changed)
     remaining = np.broadcast_to(books.remaining, (rows, num_jobs)).copy()
     # A move in flight holds its job for what remains; a fresh change for the whole pause.
     pause = np.where(plans.changed, books.pause_s, books.pausing_s)
     alive = np.ones((rows, num_jobs), dtype=bool)
     clock, total, last = np.zeros(rows), np.zeros(rows), np.zeros(rows)
-    nobody = np.zeros((rows, num_jobs), dtype=bool)
     every = np.arange(rows)
     for _ in range(min(completions, num_jobs)):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            end = np.where(share.rate > 0, pause + remaining / share.rate, np.inf)
+        end = remaining * share.step_s
+        end += pause
         first = end.argmin(axis=1)
         span = end[every, first]
         ends = span < np.inf
-        if not ends.any():
-            break
-        span = np.where(ends, span, 0.0)
-        remaining -= np.maximum(span[:, None] - pause, 0.0) * share.rate
-        np.maximum(remaining, 1e-9, out=remaining)
-        pause = np.maximum(pause - span[:, None], 0.0)
+        if not ends.all():
+            if not ends.any():
+                break
+            span = np.where(ends, span, 0.0)
         clock += span
+        remaining -= np.maximum(span[:, None] - pause, 0.0) / share.step_s
+        pause -= span[:, None]
+        np.maximum(pause, 0.0, out=pause)
         total += np.where(ends, books.value_weight[first] * clock, 0.0)
         last = np.where(ends, clock, last)
         gone = every[ends], first[ends]
-        alive[gone] = False
-        share.devices[gone], share.rate[gone], remaining[gone] = 0, 0.0, 0.0
-        share = expand(books, pool, prices, remaining, share, alive, nobody)
+        alive[gone], share.devices[gone], share.step_s[gone] = False, 0, np.inf
+        np.maximum(remaining, LEAST, out=remaining)
+        share = expand(books, pool, prices, remaining, share, alive)
         pause = np.where(share.changed, books.pause_s, pause)
     rest, rest_last = _fluid(books, pool, remaining, share.devices > 0, alive, clock)
     return total + rest + spread * np.maximum(last, rest_last)

@@ -31,41 +31,45 @@ class Prices:
 
 @dataclass
 class Share:
-    """Who has what, per variant [B, J]: devices (0: waits), steps/s, and whom the last `expand` changed."""
+    """Who has what, per variant [B, J]: devices (0: waits), seconds per step (inf: waits), and whom the last `expand`
+    changed."""
 
     devices: np.ndarray
-    rate: np.ndarray
+    step_s: np.ndarray
     changed: np.ndarray
 
 
 def expand(
-    books: Books, pool: int, prices: Prices, remaining: np.ndarray, had: Share, alive: np.ndarray, pinned: np.ndarray
+    books: Books,
+    pool: int,
+    prices: Prices,
+    remaining: np.ndarray,
+    had: Share,
+    alive: np.ndarray,
+    pinned: np.ndarray | None = None,
 ) -> Share:
-    """A new share of `pool` devices. `remaining`, `alive`, `pinned` are [B, J]; pinned jobs keep what they have."""
+    """A new share of `pool` devices. `remaining` (> 0), `alive`, `pinned` are [B, J]; pinned jobs stay."""
     runs = had.devices > 0
-    open_ = alive & ~pinned
-    order, behind = _in_order(books, remaining, runs, open_)
-    price = (prices.tax / pool) * (behind + prices.kappa)  # [B, J], per device
-
+    open_ = alive if pinned is None else alive & ~pinned
+    order, price = _in_order(books, pool, prices, remaining, runs, open_)
     cost = _costs(books, remaining, price)  # [K, B, J]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        keep_cost = np.where(runs, remaining / had.rate * (1 + price * had.devices), np.inf)
-    num_columns = len(cost)
-    column = cost.reshape(num_columns, -1).argmin(axis=0).reshape(remaining.shape)
+    keep_cost = remaining * had.step_s
+    keep_cost *= 1 + price * had.devices
+    column = cost.reshape(len(cost), -1).argmin(axis=0).reshape(remaining.shape)
     column[keep_cost <= cost.min(axis=0)] = KEPT
 
+    free = np.full(len(remaining), pool) if pinned is None else pool - (had.devices * pinned).sum(axis=1)
     hand = _HandOut(books, order, open_, runs, had.devices, cost, keep_cost, column)
-    free = pool - (had.devices * pinned).sum(axis=1)
     hand.give(free)
     if free.any():
-        _leftovers(books, remaining, had, hand.column, free)
-    return _share(books, had, hand.column, open_, runs, pinned)
+        _leftovers(books, remaining, had, column, free)
+    return _share(books, had, column, open_, runs, pinned)
 
 
 def _in_order(
-    books: Books, remaining: np.ndarray, runs: np.ndarray, open_: np.ndarray
+    books: Books, pool: int, prices: Prices, remaining: np.ndarray, runs: np.ndarray, open_: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Jobs of each variant in the order in which they choose [B, J], and how many come behind each job [B, J]."""
+    """Jobs of each variant in the order in which they choose [B, J], and the price of a device for each job [B, J]."""
     rows, jobs = remaining.shape
     key = remaining / books.reference_rate
     key += np.where(runs, 0.0, books.pause_s)
@@ -75,24 +79,23 @@ def _in_order(
         key += books.tier * TIER
     key[~open_] = np.inf
     order = key.argsort(axis=1, kind="stable")
-    behind = np.empty(rows * jobs)
-    place = open_.sum(axis=1, keepdims=True) - 1 - np.arange(jobs)
-    behind[(order + np.arange(0, rows * jobs, jobs)[:, None]).ravel()] = place.ravel()
-    return order, behind.reshape(rows, jobs)
+    behind = open_.sum(axis=1)[:, None] - books.places - 1
+    price = np.empty(rows * jobs)
+    price[(order + jobs * np.arange(rows)[:, None]).ravel()] = ((prices.tax / pool) * (behind + prices.kappa)).ravel()
+    return order, price.reshape(rows, jobs)
 
 
 def _costs(books: Books, remaining: np.ndarray, price: np.ndarray) -> np.ndarray:
     """What each hull point costs each job [K, B, J]: the widest array of a decision, hence built in place."""
-    cost = remaining[None] * books.hull_step_s[:, None]
+    cost = remaining * books.hull_step_s[:, None]
     cost += books.pause_s
-    factor = price[None] * books.hull_devices[:, None]
-    factor += 1.0
-    cost *= factor
+    factor: np.ndarray = price * books.hull_devices[:, None]
+    cost *= np.add(factor, 1.0, out=factor)
     return cost
 
 
 class _HandOut:
-    """Meets wishes in order within what is free; `column` [B, J] ends as what each job gets (WAITS: nothing).
+    """Meets wishes in order within what is free; `column` [B, J] is rewritten to what each job gets (WAITS: nothing).
 
     Wishes are met in bulk up to the first that does not fit; that job takes its best option within what is left; and so
     on behind it. A job whose smallest option does not fit any more is out, since the rest only shrinks.
@@ -112,19 +115,18 @@ class _HandOut:
         rows, jobs = order.shape
         self.books, self.order, self.held, self.cost, self.keep_cost = books, order, held, cost, keep_cost
         self.column = column
-        self.at = order + np.arange(0, rows * jobs, jobs)[:, None]  # flat places of jobs, in order
-        want = np.where(
-            column == KEPT, held, books.hull_devices.ravel()[np.maximum(column, 0) * jobs + np.arange(jobs)]
-        )
+        self.at = order + jobs * np.arange(rows)[:, None]  # flat places of jobs, in order
+        hull = books.hull_devices.ravel()[np.maximum(column, 0) * jobs + books.places]
+        want = np.where(column == KEPT, held, hull)
         least = np.where(runs, np.minimum(books.smallest, held), books.smallest)
-        self.want = want.ravel()[self.at]
-        self.least = np.where(open_, least, NEVER_FITS).ravel()[self.at]
+        least[~open_] = NEVER_FITS
+        self.want, self.least = want.ravel()[self.at], least.ravel()[self.at]
         self.gets = np.zeros((rows, jobs), dtype=bool)
 
     def give(self, free: np.ndarray) -> None:
         """`free` [B] goes down to what nobody could use."""
         rows, jobs = self.order.shape
-        place = np.arange(jobs)
+        place = self.books.places
         todo, start = np.arange(rows), np.zeros(rows, dtype=np.int64)
         while len(todo):
             left = free[todo]
@@ -146,9 +148,7 @@ class _HandOut:
             for row, at in zip(todo[few].tolist(), start[few].tolist(), strict=True):
                 free[row] = self._one_by_one(row, at, int(free[row]))
             todo, start = todo[~few], start[~few]
-        column = self.column.ravel()
-        column[self.at[~self.gets]] = WAITS
-        self.column = column.reshape(rows, jobs)
+        self.column.ravel()[self.at[~self.gets]] = WAITS
 
     def _one_by_one(self, row: int, start: int, free: int) -> int:
         """Serve whoever still fits from place `start` on; what is left."""
@@ -182,18 +182,20 @@ class _HandOut:
 
 
 def _share(
-    books: Books, had: Share, column: np.ndarray, open_: np.ndarray, runs: np.ndarray, pinned: np.ndarray
+    books: Books, had: Share, column: np.ndarray, open_: np.ndarray, runs: np.ndarray, pinned: np.ndarray | None
 ) -> Share:
-    jobs = column.shape[1]
-    chosen = np.maximum(column, 0) * jobs + np.arange(jobs)
-    takes = column >= 0
-    keeps = (column == KEPT) | pinned
-    devices = np.where(takes, books.hull_devices.ravel()[chosen], 0)
-    rate = np.where(takes, 1.0 / books.hull_step_s.ravel()[chosen], 0.0)
-    devices[keeps] = had.devices[keeps]
-    rate[keeps] = had.rate[keeps]
-    changed = open_ & (takes | (runs & ~keeps))
-    return Share(devices, rate, changed)
+    chosen = np.maximum(column, 0) * column.shape[1] + books.places
+    takes, keeps = column >= 0, column == KEPT
+    if pinned is not None:
+        keeps |= pinned
+    devices = np.where(keeps, had.devices, books.hull_devices.ravel()[chosen])
+    step_s = np.where(keeps, had.step_s, books.hull_step_s.ravel()[chosen])
+    waits = ~(takes | keeps)
+    devices[waits], step_s[waits] = 0, np.inf
+    changed = runs & waits
+    changed |= takes
+    changed &= open_
+    return Share(devices, step_s, changed)
 
 
 def _leftovers(books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, free: np.ndarray) -> None:
@@ -222,8 +224,7 @@ def _next_step(
     kept = column[jobs] == KEPT
     at = np.maximum(column[jobs], 0)
     held = np.where(kept, had.devices[row, jobs], books.hull_devices[at, jobs])
-    with np.errstate(divide="ignore"):
-        step_s = np.where(kept, 1.0 / had.rate[row, jobs], books.hull_step_s[at, jobs])
+    step_s = np.where(kept, had.step_s[row, jobs], books.hull_step_s[at, jobs])
     upper = np.where(kept, (books.hull_devices[:, jobs] <= held).sum(axis=0), at + 1)
     exists = upper < width
     upper = np.minimum(upper, width - 1)

@@ -39,6 +39,7 @@ from suika.simulate.predictor import Predictor
 END, SETTLED, RELEASED, REPAIRED, FAILED, ARRIVED, ROUND = range(7)
 FREE, DOWN = -1, -2  # in `owner`
 MOST_AGAIN = 4  # times that an unfinished cycle is asked again before something else must happen
+MOST_IDLE = 10_000  # rounds in a row in which a policy lets all jobs wait
 NOTHING = np.empty(0, dtype=np.int64)
 
 
@@ -133,7 +134,7 @@ class Engine:
         self.releasing: dict[int, float] = {}  # device number -> usable from that time on
         self.outcome = Outcome([Record(job) for job in world.jobs])
         self._num_left = len(world.jobs)
-        self._asked_again = 0
+        self._asked_again = self._idle_rounds = 0
         self._heap: list[tuple[float, int, int, object]] = []
         self._sequence = itertools.count()
         for number, job in enumerate(world.jobs):
@@ -148,13 +149,18 @@ class Engine:
     def run(self) -> Outcome:
         """Until every job has ended."""
         while self._num_left:
-            waits_forever = f"{self.policy.name}: {self._num_left} jobs wait and nothing will ever happen"
-            assert len(self._heap) > (self.policy.round_s > 0) or self.num_held.any(), waits_forever
+            assert self._something_will_happen(), f"{self.policy.name}: {self._num_left} jobs wait for ever"
             happened = self._apply_next()
             self._check()
             if happened and self.live:
                 self._decide()
         return self.outcome
+
+    def _something_will_happen(self) -> bool:
+        """Whether time can still bring a change; of a policy's own rounds many idle ones may go by."""
+        only_rounds = len(self._heap) <= (self.policy.round_s > 0)
+        self._idle_rounds = self._idle_rounds + 1 if only_rounds else 0
+        return bool(self._heap) and self._idle_rounds < MOST_IDLE
 
     def _push(self, at_s: float, kind: int, what: object) -> None:
         heapq.heappush(self._heap, (at_s, kind, next(self._sequence), what))

@@ -61,8 +61,8 @@ class _Search:
         """The best plan seen, stood on the topology."""
         pins = np.stack([self.runs & ~self.leaves, self.locked])
         plans = self._expand(pins)
-        if not plans.changed[1].any():
-            return self._stand(pins[1], plans, 1)
+        if len(_distinct(plans)) == 1:
+            return self._stand(pins[0], plans, 0)
         values, floors = self._settle(pins, plans, np.arange(2))
         # What leaves things as they are is beaten only by the margin.
         values[0] *= 1.0 - self.policy.margin
@@ -71,7 +71,13 @@ class _Search:
         if not len(variants):
             return floors[winner]
         more = self._expand(variants)
-        finalists = np.argsort(self._value(more), kind="stable")[: self.policy.finalists]
+        fresh = _distinct(more, known=plans)
+        if not len(fresh):
+            return floors[winner]
+        variants, more = variants[fresh], _rows(more, fresh)
+        finalists = np.arange(len(fresh))
+        if len(fresh) > self.policy.finalists:
+            finalists = np.argsort(self._value(more), kind="stable")[: self.policy.finalists]
         more_values, more_floors = self._settle(variants, more, finalists)
         challenger = int(more_values.argmin())
         return more_floors[challenger] if more_values[challenger] < values[winner] else floors[winner]
@@ -79,7 +85,9 @@ class _Search:
     def _expand(self, pins: np.ndarray) -> Share:
         """A plan for each row of pins [B, J]."""
         books, shape = self.books, pins.shape
-        had = Share(np.broadcast_to(books.held, shape), np.broadcast_to(books.rate, shape), np.zeros(shape, dtype=bool))
+        had = Share(
+            np.broadcast_to(books.held, shape), np.broadcast_to(books.step_s, shape), np.zeros(shape, dtype=bool)
+        )
         remaining, alive = np.broadcast_to(books.remaining, shape), np.ones(shape, dtype=bool)
         return expand(books, self.pool, self.prices, remaining, had, alive, pins)
 
@@ -108,12 +116,12 @@ class _Search:
         """The share that a floor comes to [J]."""
         books = self.books
         keeps = floor.placed[books.number] & self.runs
-        devices, rate = np.where(keeps, books.held, 0), np.where(keeps, books.rate, 0.0)
+        devices, step_s = np.where(keeps, books.held, 0), np.where(keeps, books.step_s, np.inf)
         changed = self.runs & ~keeps
         for number, option in floor.moved().items():
             j = int(np.searchsorted(books.number, number))
-            devices[j], rate[j], changed[j] = option.num_devices, option.steps_per_s, True
-        return Share(devices, rate, changed)
+            devices[j], step_s[j], changed[j] = option.num_devices, option.step_s, True
+        return Share(devices, step_s, changed)
 
     def _longest(self, mask: np.ndarray) -> np.ndarray:
         """Numbers of the jobs in `mask`, most remaining time first."""
@@ -147,4 +155,23 @@ def _with(pins: np.ndarray, groups: list[np.ndarray], value: bool) -> np.ndarray
 
 
 def _stack(rows: list[Share]) -> Share:
-    return Share(*(np.stack([getattr(row, name) for row in rows]) for name in ("devices", "rate", "changed")))
+    return Share(*(np.stack([getattr(row, name) for row in rows]) for name in ("devices", "step_s", "changed")))
+
+
+def _rows(plans: Share, rows: np.ndarray) -> Share:
+    return Share(plans.devices[rows], plans.step_s[rows], plans.changed[rows])
+
+
+def _distinct(plans: Share, known: Share | None = None) -> np.ndarray:
+    """Rows that give something else than every row before them and than every row of `known`."""
+    seen = set() if known is None else set(map(_signature, known.devices, known.changed))
+    fresh = []
+    for row, signature in enumerate(map(_signature, plans.devices, plans.changed)):
+        if signature not in seen:
+            seen.add(signature)
+            fresh.append(row)
+    return np.array(fresh, dtype=np.int64)
+
+
+def _signature(devices: np.ndarray, changed: np.ndarray) -> bytes:
+    return devices.tobytes() + changed.tobytes()

@@ -1,0 +1,214 @@
+"""The engine's rules: what moves cost, who may use what when, what a failure costs; and that all of it adds up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate_cases import curve, mean_jct_s, random_jobs, sim_job, simulate, world
+
+from suika.core.cluster import Device
+from suika.core.decision import Action, Decision, Reason, ReasonCode
+from suika.core.layout import Layout
+from suika.core.snapshot import JobView, Move, Snapshot
+from suika.schedule.cycle import CycleResult
+from suika.schedule.policies import NAMES, load
+from suika.simulate.charge import decision_s
+from suika.simulate.engine import Engine, Failure
+from suika.simulate.metrics import lower_bound_avg_jct_s, numbers
+from suika.simulate.predictor import Lengths, Predictor
+
+WHY = Reason(ReasonCode.USER, "as the test says")
+
+
+@dataclass
+class Script:
+    """A policy that gives jobs devices at set times: {time: {job: devices}}; no devices: stop."""
+
+    plan: dict[float, dict[str, tuple[str, ...]]]
+    name: str = "script"
+    round_s: float = 1.0
+    done: set[float] = field(default_factory=set)
+
+    def decide(self, snapshot: Snapshot) -> list[Decision]:
+        made = []
+        for at_s, gives in self.plan.items():
+            if at_s <= snapshot.now_s and at_s not in self.done:
+                self.done.add(at_s)
+                for job_id, names in gives.items():
+                    devices = tuple(Device.parse(name) for name in names)
+                    running = snapshot.job_of[job_id].running
+                    action = Action.PREEMPT if not devices else Action.REDEPLOY if running else Action.START
+                    layout = Layout(dp=len(devices)) if devices else None
+                    made.append(Decision(job_id, action, WHY, layout, devices))
+        return made
+
+
+def devices(num: int, node: int = 0, first: int = 0) -> tuple[str, ...]:
+    return tuple(f"n{node}/{first + i}" for i in range(num))
+
+
+def test_a_job_alone_by_hand():
+    """Launch 10 s + decision, then 100 steps of 1 s on one device."""
+    where = world(sim_job("a", 5.0, 100.0))
+    (record,) = Engine(where, Script({5.0: {"a": devices(1)}})).run().records
+    assert record.jct_s == pytest.approx(110.0 + decision_s(16, 1))
+    assert record.device_s == pytest.approx(record.jct_s)
+    assert record.num_moves == 0
+
+
+def test_a_move_stops_progress_and_holds_the_new_devices():
+    """50 s at rate 1, 10 s of pause, the other steps at rate 2^0.8."""
+    where = world(sim_job("a", 0.0, 100.0))
+    (record,) = Engine(where, Script({0.0: {"a": devices(1)}, 60.0: {"a": devices(2)}})).run().records
+    charge_s = decision_s(16, 1)
+    did = 60.0 - 10.0 - charge_s
+    expected = 60.0 + 10.0 + charge_s + (100.0 - did) / 2**0.8
+    assert record.jct_s == pytest.approx(expected)
+    assert record.num_moves == 1
+    assert record.paused_s == pytest.approx(20.0 + 2 * charge_s)
+    assert record.device_s == pytest.approx(60.0 + 2 * (expected - 60.0))
+
+
+def test_a_stopped_job_makes_no_progress():
+    where = world(sim_job("a", 0.0, 100.0))
+    script = Script({0.0: {"a": devices(1)}, 60.0: {"a": ()}, 500.0: {"a": devices(1)}})
+    (record,) = Engine(where, script).run().records
+    charge_s = decision_s(16, 1)
+    assert record.jct_s == pytest.approx(500.0 + 10.0 + charge_s + 100.0 - (50.0 - charge_s))
+    assert record.device_s == pytest.approx(record.jct_s - 440.0)
+
+
+@dataclass(frozen=True)
+class SlowRelease:
+    """Devices come free 30 s after a move begins; its pause is 10 s."""
+
+    def __call__(self, job: JobView, layout: Layout | None, devices: tuple[Device, ...]) -> Move:
+        return Move(10.0, 30.0)
+
+    def typical(self, job: JobView) -> float:
+        return 10.0
+
+
+def test_others_receive_devices_at_release():
+    """`a` shrinks at 100 s in favour of `b`, which begins 30 s later and trains 10 s after that."""
+    where = replace(world(sim_job("a", 0.0, 1000.0), sim_job("b", 0.0, 10.0)), move_cost=SlowRelease())
+    script = Script({0.0: {"a": devices(2)}, 100.0: {"a": devices(1), "b": devices(1, first=1)}})
+    a, b = Engine(where, script).run().records
+    assert b.first_start_s == pytest.approx(130.0)
+    assert b.end_s == pytest.approx(130.0 + 10.0 + 10.0, abs=0.1)
+    assert a.num_moves == 1
+
+
+def test_a_job_trains_on_while_it_waits_for_devices():
+    """`b` moves onto what `a` gives up 30 s later: until then it goes on as it was."""
+    where = replace(world(sim_job("a", 0.0, 500.0), sim_job("b", 0.0, 200.0)), move_cost=SlowRelease())
+    script = Script(
+        {0.0: {"a": devices(2), "b": devices(1, first=2)}, 100.0: {"a": devices(1), "b": devices(2, first=1)}}
+    )
+    _, b = Engine(where, script).run().records
+    charge_s = decision_s(16, 2)
+    did = 130.0 - 10.0 - charge_s  # launched at 0, running from 10 s on until the move begins
+    assert b.end_s == pytest.approx(130.0 + 10.0 + charge_s + (200.0 - did) / 2**0.8)
+
+
+def test_a_failure_costs_what_was_done_since_the_last_snapshot():
+    where = replace(world(sim_job("a", 0.0, 1000.0)), failures=(Failure(500.0, "n0", 100.0),), snapshot_every_s=200.0)
+    (record,) = Engine(where, Script({0.0: {"a": devices(1)}, 501.0: {"a": devices(1, node=1)}})).run().records
+    ran_s = 500.0 - 10.0 - decision_s(16, 1)
+    assert record.lost_steps == pytest.approx(ran_s % 200.0)
+    assert record.num_moves == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_ends_every_job(name: str):
+    """No starvation: the engine's own assertions hold at each event, and the run ends."""
+    where = world(*random_jobs(3, num=25), failures=(Failure(300.0, "n1", 600.0),))
+    outcome = simulate(where, name)
+    assert all(record.end_s is not None for record in outcome.records)
+    assert all(record.device_s >= 0 for record in outcome.records)
+    assert not outcome.num_rejected
+    assert mean_jct_s(outcome) >= lower_bound_avg_jct_s(where)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 5.0, 300.0]))
+def test_random_worlds_add_up(seed: int, pause_s: float):
+    """Conservation (asserted inside), determinism, and device time that covers the work."""
+    where = world(*random_jobs(seed, num=14), pause_s=pause_s)
+    one, two = simulate(where), simulate(where)
+    assert [r.end_s for r in one.records] == [r.end_s for r in two.records]
+    for record in one.records:
+        least = record.job.num_steps * record.job.least_device_s_per_step
+        assert record.device_s >= least * (1 - 1e-6)
+        assert record.jct_s >= record.job.num_steps * record.job.fastest_step_s * (1 - 1e-6) + pause_s
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6))
+def test_quotas_hold_at_every_cycle(seed: int):
+    quotas = {"red": 8, "blue": 10}
+    jobs = [replace(job, min_devices=1, max_devices=8, requested_devices=1) for job in random_jobs(seed, num=12)]
+
+    def check(result: CycleResult) -> None:
+        held = dict.fromkeys(quotas, 0)
+        gets = {d.job_id: len(d.devices) for d in result.decisions}
+        for view in result.snapshot.jobs:
+            held[view.tenant] += gets.get(view.id, len(view.devices))
+        assert all(held[tenant] <= quota for tenant, quota in quotas.items())
+
+    Engine(world(*jobs, quotas=quotas), load("suika"), on_cycle=check).run()
+
+
+def test_no_ping_pong_under_noise():
+    """5 % noise on every prediction: hardly more moves than without."""
+    jobs = random_jobs(5, num=20)
+    quiet = simulate(world(*jobs))
+    noisy = simulate(world(*jobs, predictor=Predictor(noise=0.05)))
+    assert max(record.num_moves for record in noisy.records) <= 6
+    assert sum(r.num_moves for r in noisy.records) <= sum(r.num_moves for r in quiet.records) + len(jobs)
+
+
+def test_canary_blind_does_not_beat_knowing():
+    """Over several workloads the policy that is told lengths is better than the same policy without."""
+    known, blind = [], []
+    for seed in range(4):
+        jobs = random_jobs(seed, num=25, load=2.0)
+        known.append(mean_jct_s(simulate(world(*jobs))))
+        blind.append(mean_jct_s(simulate(world(*jobs, predictor=Predictor(Lengths("blind"))))))
+    assert np.mean(known) < np.mean(blind)
+
+
+def test_canary_free_moves_help_and_dear_ones_hurt():
+    jobs = random_jobs(7, num=25, load=2.0)
+    free, some, dear = (mean_jct_s(simulate(world(*jobs, pause_s=pause_s))) for pause_s in (0.0, 30.0, 300.0))
+    assert free < some < dear
+
+
+def test_numbers_of_a_run():
+    where = world(*random_jobs(2, num=10))
+    found = numbers(where, simulate(where))
+    assert found["jobs"] == 10
+    assert found["p50_jct_s"] <= found["p95_jct_s"] <= found["p99_jct_s"] <= found["max_jct_s"] <= found["makespan_s"]
+    assert found["avg_slowdown"] > 0
+    assert found["worst_ftf"] > 0
+    assert all(np.isfinite(value) for value in found.values())
+
+
+def test_a_priority_is_never_worse_off():
+    """Raising one job's priority does not make it end later (by more than a decision's own time)."""
+    jobs = random_jobs(11, num=16, load=2.0)
+    jobs = [replace(job, priority=0) for job in jobs]
+    base = simulate(world(*jobs))
+    for index in (4, 9, 13):
+        raised = [replace(job, priority=5) if i == index else job for i, job in enumerate(jobs)]
+        assert simulate(world(*raised)).records[index].end_s <= base.records[index].end_s + 1.0
+
+
+def test_flat_cost_zero_equals_the_lower_bound_for_one_job():
+    where = world(sim_job("a", 0.0, 800.0, curve()), pause_s=0.0)
+    outcome = simulate(where)
+    assert mean_jct_s(outcome) == pytest.approx(lower_bound_avg_jct_s(where), abs=0.1)
