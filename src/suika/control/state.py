@@ -77,6 +77,10 @@ class State:
     def active(self) -> tuple[Job, ...]:
         return tuple(job for job in self.store.jobs() if job.state not in ENDED)
 
+    def look_again(self) -> None:
+        """Have the policy decide in the next round."""
+        self.changed = True
+
     def limit(self, quotas: Mapping[str, int]) -> None:
         """Devices that each tenant's jobs may hold together; what they hold already is the policy's to decide."""
         self.quotas, self.changed = dict(quotas), True
