@@ -48,9 +48,7 @@ class Watched(JobRun):
         self._news = threading.Condition()
         limits = Limits(silent_s=2.0, answer_s=5.0)
         more = {"program": "tiny_program:build", "limits": limits, "data_path": str(folder), **more}
-        super().__init__(
-            f"{job.name}-{os.urandom(3).hex()}", job, backend, CLUSTER, folder, on_event=self.note, **more
-        )
+        super().__init__(f"{job.name}-{os.urandom(3).hex()}", job, backend, CLUSTER, folder, on_event=self.note, **more)
 
     def note(self, event: JobEvent) -> None:
         self.hook(event)

@@ -6,11 +6,13 @@ every chain of moves must give the same bits. It is loaded by name in the ranks,
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,11 @@ from suika.reshard.state import StateKey, buffer_specs
 from suika.runtime.dcp_plan import Piece, pieces, plan_regions, region_view
 from suika.runtime.program import RankGroups, StepResult
 
+FAULT = "fault.json"
+
 
 def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> TinyProgram:
+    fail_at("build", plan, rank, data_path)
     if (Path(data_path) / f"refuse-{plan.layout.num_ranks}").exists():
         raise MemoryError("refused to build, as the test wanted")
     return TinyProgram(spec, plan, rank, groups, data_path)
@@ -43,6 +48,7 @@ class TinyProgram:
         self._specs = {name: (shape, getattr(torch, dtype)) for name, (shape, dtype) in specs.items()}
         self._mine: tuple[Piece, ...] = pieces(self.shape, plan)[rank]
         self._buffers: dict[str, Tensor] = {}
+        self._fail_at = partial(fail_at, plan=plan, rank=rank, folder=data_path)
         self._step = 0
         self._step_s = float(os.environ.get("TINY_STEP_S", "0.02"))
 
@@ -57,22 +63,26 @@ class TinyProgram:
         return buffers
 
     def bind(self, buffers: Mapping[str, Tensor]) -> None:
+        self._fail_at("bind")
         for name, (shape, dtype) in self._specs.items():
             assert (buffers[name].shape, buffers[name].dtype) == (shape, dtype), name
         self._buffers = dict(buffers)
 
     def buffers(self) -> Mapping[str, Tensor]:
+        self._fail_at("buffers")
         return self._buffers
 
     def records(self) -> dict[str, Any]:
         return {"steps_done": self._step, "position": self._step * self.spec.global_batch}
 
     def load_records(self, records: Mapping[str, Any]) -> None:
+        self._fail_at("load_records")
         self._step = records["steps_done"]
         assert records["position"] == self._step * self.spec.global_batch
 
     def step(self, votes: Sequence[float]) -> StepResult:
         time.sleep(self._step_s)
+        self._fail_at("step")
         loss = sum(float(piece.view(self._buffers).double().sum()) for piece in self._mine)
         totals = torch.tensor([loss, *votes], dtype=torch.float64)
         if self.world is not None:
@@ -81,6 +91,16 @@ class TinyProgram:
             advance(region_view(region, self._buffers), self._step)
         self._step += 1
         return StepResult(self._step, float(totals[0]), 1.0, 0.1, 1, tuple(totals[1:].tolist()))
+
+
+def fail_at(point: str, plan: Plan, rank: int, folder: str) -> None:
+    """The signal that the test has laid ready for this device at this point of a generation with so many ranks."""
+    try:
+        wanted = json.loads((Path(folder) / FAULT).read_text())
+    except OSError:
+        return
+    if wanted["at"] == [point, str(plan.devices[rank]), plan.layout.num_ranks]:
+        os.kill(os.getpid(), wanted["signal"])
 
 
 def first_values(key: StateKey, shape: tuple[int, ...], box: Box) -> Tensor:

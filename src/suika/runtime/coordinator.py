@@ -237,6 +237,8 @@ class JobRun:
         """The move is committed: from now on these are the job's ranks."""
         self.plan, self.generation, self.ranks, self.times = plan, generation, ranks, StepTimes()
         self.keeper.forget()
+        for member in ranks.values():
+            member.forget(generation)
 
     def _snapshot(self) -> str:
         self._need_running()
@@ -313,7 +315,7 @@ class JobRun:
         self.settle_snapshot()
         self.gang.dismiss(self.gang.members.copy().values())
         error = self.keeper.error
-        return self._ended(Outcome(ended[0]["outcome"]), error and f"the last snapshot failed: {error}")
+        return self.ended(Outcome(ended[0]["outcome"]), error and f"the last snapshot failed: {error}")
 
     def _end_badly(self, error: BaseException) -> None:
         """Kill whatever is left, then say what was lost."""
@@ -328,11 +330,12 @@ class JobRun:
             noticed_s = error.noticed_s
         self.ranks |= {m.device: m for m in self.gang.members.values() if m.device is not None}  # joiners too
         self.gang.kill(self.gang.members.copy().values())
-        self._ended(outcome, str(error) or repr(error), dead, noticed_s)
+        self.ended(outcome, str(error) or repr(error), dead, noticed_s)
 
-    def _ended(
+    def ended(
         self, outcome: Outcome, error: str | None, dead: tuple[Device, ...] = (), noticed_s: float = 0.0
     ) -> Ended:
+        """No process is left: say so."""
         self._measure(final=True)
         devices, self.ranks, self._store = tuple(self.ranks), {}, None
         self.keeper.forget()

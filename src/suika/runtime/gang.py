@@ -69,6 +69,10 @@ class Member:
     def alive(self) -> bool:
         return self.code is None
 
+    def forget(self, before: int) -> None:
+        """Drop what it said in generations before `before`."""
+        self.said = {key: message for key, message in self.said.items() if key[1] >= before}
+
 
 class Gang:
     """Members by process name, one inbox, one `pump`. Used from one thread; `post` may come from any."""

@@ -89,10 +89,10 @@ class Handover:
         transport = self._transport = Mixed.of(wire, Links(cluster, plan.participants).node, GROUP_TIMEOUT_S)
         if job.device in new.devices:
             self.new = Generation.build(job, self.number, new, store)
-        self._watch.close()
         # Memory is touched now, so that page faults stay out of the pause; kept buffers are the live ones.
         old_buffers = self._live.program.buffers() if self._live else {}
         self._near = Nearby.prepare(plan, me, old_buffers, transport, memfd.empty)
+        self._watch.close()
         self._plan = plan
         return plan
 
@@ -110,6 +110,10 @@ class Handover:
                 threading.Thread(target=self._withdraw, name="withdraw", daemon=True).start()
 
     def _withdraw(self) -> None:
+        while self._preparer.is_alive():  # it may have been just about to open the next connection
+            if self._watch is not None:
+                self._watch.break_connections()
+            self._preparer.join(0.05)
         self.discard()
         self._say("resumed", generation=self.number)
 

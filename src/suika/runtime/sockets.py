@@ -1,7 +1,7 @@
 """Breaking connections from outside: a gloo call that waits for a dead peer raises at once when its sockets are shut.
 
 Gloo itself offers no way: `abort` and `shutdown` leave a blocked receive blocked, and only direct neighbours of a dead
-rank notice anything. The listening socket is spared, because gloo ends the process when that one fails.
+rank notice anything. A listening TCP socket is spared, because gloo ends the process when its own fails.
 """
 
 from __future__ import annotations
@@ -49,3 +49,7 @@ def _shut_down(fd: int) -> None:
     with socket.socket(fileno=os.dup(fd)) as same:
         if not same.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             same.shutdown(socket.SHUT_RDWR)
+        elif same.family == socket.AF_UNIX:  # wake whoever accepts, with a caller that hangs up
+            with socket.socket(same.family, same.type) as caller:
+                caller.setblocking(False)
+                caller.connect(same.getsockname())

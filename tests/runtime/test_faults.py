@@ -1,0 +1,133 @@
+"""A seeded injector walks the protocol: any process, killed or stopped at any named point of a move.
+
+Either the old generation goes on at the same step or the new one does, or the job falls back to its snapshot and says
+what it lost. It never hangs, never mixes the two, and its state stays exact to the bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from suika.core.redeployment import Phase, Redeployment
+from suika.runtime.events import Ended, JobEvent, Moving, Outcome, Snapshotted, StepDone
+
+from .conftest import USER, Watched, plan, spec
+from .test_moves import assert_state_is_exact
+from .tiny_program import FAULT
+
+OLD = ("tp=2,pp=1,dp=2", "a0 a1 b0 b1")
+NEW = ("tp=1,pp=3,dp=1", "a0 b0 b2")  # a0 and b0 stay, a1 and b1 leave, b2 joins
+PHASES = (Phase.PREPARE, Phase.CUT, Phase.MOVE, Phase.COMMIT)
+NEVER_LOST = 5.0, 20.0  # s within which a killed, a stopped process is noticed
+
+
+class Fault(NamedTuple):
+    """`point`: a phase as the coordinator enters it, or a call of the program inside the rank."""
+
+    point: str
+    device: str  # or "store"
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.point}-{self.device.replace('/', '')}-{signal.Signals(self.number).name}"
+
+
+def _all_faults() -> list[Fault]:
+    outside = itertools.product(PHASES, ("a/0", "a/1", "b/0", "b/2", "store"))
+    inside = itertools.product(("build", "bind", "load_records", "step"), ("a/0", "b/2"))
+    old_side = itertools.product(("buffers",), ("a/0", "a/1"))
+    places = [*outside, *inside, *old_side]
+    return [Fault(point, device, number) for point, device in places for number in (signal.SIGKILL, signal.SIGSTOP)]
+
+
+def _chosen(seed: int, num: int) -> list[Fault]:
+    return random.Random(seed).sample(_all_faults(), num)
+
+
+def _arm(job_run: Watched, folder: Path, fault: Fault) -> None:
+    if fault.point not in PHASES:
+        ranks = 4 if fault.point == "buffers" else 3
+        (folder / FAULT).write_text(json.dumps({"at": [fault.point, fault.device, ranks], "signal": fault.number}))
+        return
+
+    def strike(event: JobEvent) -> None:
+        if isinstance(event, Moving) and event.record.phase == fault.point:
+            members = job_run.gang.members.values()
+            wanted = None if fault.device == "store" else fault.device
+            member = next(m for m in members if (str(m.device) if m.device else None) == wanted)
+            while member.pid is None:
+                job_run.gang.pump()
+            os.kill(member.pid, fault.number)
+
+    job_run.hook = strike
+
+
+def _check(fault: Fault, record: Redeployment | None, ended: Ended | None) -> None:
+    """What must have come of it, by who was struck when."""
+    before_commit = fault.point not in (Phase.COMMIT, "step")
+    if fault.device == "b/2" and before_commit:
+        assert ended is None
+        assert record is not None
+        assert record.phase == Phase.ABORTED
+    elif fault.device in ("a/0", "b/0") or (fault.device == "a/1" and before_commit):
+        assert ended is not None
+        assert ended.outcome == Outcome.LOST
+        assert [str(device) for device in ended.dead] == [fault.device]
+    elif fault.device == "a/1":
+        assert record is not None
+        assert record.phase == Phase.RELEASE, "a leaver is not needed after the commit"
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(pytest.param(fault, id=fault.name) for fault in _chosen(seed=1, num=16)),
+        *(pytest.param(fault, id=f"all-{fault.name}", marks=pytest.mark.long) for fault in _all_faults()),
+    ],
+)
+def test_any_process_at_any_point(run: Callable[..., Watched], tmp_path: Path, fault: Fault) -> None:
+    job = spec(snapshot_every_steps=5)
+    job_run = run(job)
+    job_run.start(plan(*OLD, job), 1).result(60)
+    job_run.wait(Snapshotted)
+    _arm(job_run, tmp_path, fault)
+    began_s = time.monotonic()
+    moved = job_run.redeploy(plan(*NEW, job), 2, USER)
+    moved.exception(60)
+    record = moved.result() if moved.exception() is None else None
+    if record is not None:
+        settled = time.monotonic() + 12  # a death after the commit shows a little later
+        while time.monotonic() < settled and job_run.ranks and job_run.step < (record.cut_step or 0) + 3:
+            time.sleep(0.01)
+    ended = next((event for event in job_run.events if isinstance(event, Ended)), None)
+    notice_s = NEVER_LOST[fault.number == signal.SIGSTOP]
+    assert time.monotonic() - began_s < notice_s + 10
+    _check(fault, record, ended)
+    (tmp_path / FAULT).unlink(missing_ok=True)
+    job_run.hook = lambda event: None
+    first_again = 1
+    if ended is not None:
+        assert ended.noticed_s < notice_s
+        job_run.start(plan("tp=1,pp=1,dp=3", "a2 a3 b3", job), 3, ended.snapshot).result(60)
+        first_again = ended.snapshot_step + 1
+    elif record is not None and record.phase == Phase.ABORTED and record.cut_step is not None:
+        job_run.wait(StepDone, generation=1, step=record.cut_step + 1)
+    job_run.wait_steps(2)
+    last = job_run.preempt().result(60)
+    assert_state_is_exact(Path(last.snapshot), job, last.step)
+    if ended is None:
+        steps = [event.step for event in job_run.events if isinstance(event, StepDone)]
+        assert steps == list(range(first_again, last.step + 1))
