@@ -1,0 +1,113 @@
+"""`suika simulate` from the outside: its JSON contract, its report, what it refuses; and replay."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulate_cases import random_jobs, world
+
+from suika.core.errors import SpecError
+from suika.schedule.cycle import CycleResult
+from suika.schedule.policies import load
+from suika.simulate.engine import Engine
+from suika.simulate.faults import failures
+from suika.simulate.study import parse_move_cost, parse_policies
+
+KEYS = {
+    "policy", "jobs", "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "max_jct_s", "makespan_s", "avg_slowdown",
+    "worst_ftf", "moves_per_job", "lost_device_s", "decision_ms_p50", "decision_ms_p99",
+}  # fmt: skip
+
+
+def suika(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "suika.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_document_and_the_report(shared_data: Path, tmp_path: Path):
+    lines = (shared_data / "rubick" / "workload-base.csv").read_text().splitlines()
+    trace = tmp_path / "few.csv"
+    trace.write_text("\n".join([*lines[:21], "<script>x</script>,9,-1,vit,2,16,0,ga,5,0", ""]))
+    report = tmp_path / "report.html"
+    done = suika(
+        "simulate", "--jobs", str(trace), "--cluster", "8x8:A800", "--times",
+        str(shared_data / "rubick" / "iteration_times.csv"), "--policy", "suika,fifo,srtf:charge=2.0",
+        "--move-cost", "30", "--seeds", "2", "--report", str(report), "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [row["policy"] for row in document["policies"]] == ["suika", "fifo", "srtf:charge=2.0"]
+    for row in document["policies"]:
+        assert set(row) >= KEYS
+        assert row["jobs"] == 20
+        low, high = row["ci95"]["avg_jct_s"]
+        assert low <= row["avg_jct_s"] <= high
+        assert row["avg_jct_s"] >= document["lower_bound_avg_jct_s"] > 0
+    assert document["dirty_rows"] == [{"line": 22, "reason": "lasts -1 s"}]
+    page = report.read_text()
+    assert page.count("<svg") == 5
+    assert "<script" not in page
+    assert "http" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("--policy", "suica"), "policy"),
+        (("--policy", "suika:taxes=2"), "policy.suika"),
+        (("--move-cost", "-1"), "move-cost"),
+        (("--lengths", "noisy"), "lengths"),
+        (("--cluster", "8x8"), "cluster"),
+        (("--format", "excel"), "format"),
+        (("--seeds", "0"), "seeds"),
+        (("--failures", "often"), "failures"),
+        (("--load", "-2"), "load"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: tuple[str, ...], field: str, tmp_path: Path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("job_id,submit_s,gpus,duration_s\na,0,1,60\n")
+    done = suika("simulate", "--jobs", str(trace), "--cluster", "1x8:A800", *arguments)
+    assert done.returncode == 2
+    assert field in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_policies_on_a_command_line():
+    assert parse_policies("suika,rubick,suika:tax=4,spread=2.0") == ("suika", "rubick", "suika:tax=4,spread=2.0")
+    with pytest.raises(SpecError):
+        parse_policies(",")
+    assert parse_move_cost("model") is None
+    assert parse_move_cost("2.5") == 2.5
+
+
+def test_failures_from_a_file_or_a_law(tmp_path: Path):
+    cluster = world().cluster
+    path = tmp_path / "f.csv"
+    path.write_text("at_s,node,down_s\n50,n1,10\n10,n0,5\n")
+    assert [f.node for f in failures(str(path), cluster, 1e6, 0)] == ["n0", "n1"]
+    drawn = failures("10h", cluster, 1e6, 0)
+    assert drawn == failures("10h", cluster, 1e6, 0) != failures("10h", cluster, 1e6, 1)
+    assert 20 < len(drawn) < 100  # 2 nodes, 1e6 s, a failure every 11 h with repair
+    path.write_text("at_s,node,down_s\n50,n9,10\n")
+    with pytest.raises(SpecError, match="no such node"):
+        failures(str(path), cluster, 1e6, 0)
+
+
+def test_decisions_can_be_replayed():
+    """The same world gives the same decisions, reasons included; that is what a replay is checked against."""
+
+    def log() -> list[str]:
+        seen: list[str] = []
+
+        def note(result: CycleResult) -> None:
+            seen.extend(f"{result.snapshot.now_s:.3f} {step}" for step in result.steps)
+
+        Engine(world(*random_jobs(9, num=12)), load("suika"), on_cycle=note).run()
+        return seen
+
+    assert log() == log()
