@@ -13,7 +13,7 @@ import statistics
 import time
 import zlib
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from suika.core.cluster import cluster_from_dict
 from suika.core.job import JobSpec
+from suika.core.model import ModelSpec
 from suika.core.plan import Plan
 from suika.core.tensors import logical_tensors
 from suika.reshard.buffers import Side, parts
@@ -118,7 +119,7 @@ class _Chunk(NamedTuple):
 
 def _move(plan: MovePlan, me: int, spec: JobSpec, transport: Mixed) -> tuple[dict[str, Any], frozenset[str]]:
     """What the move did here, and the buffers that were adopted."""
-    old = _labelled(plan.old, me, spec)
+    old = labelled(plan.old, me, spec.model, spec.sequence_length)
     old_bytes = memfd.held_bytes()
     near = Nearby.prepare(plan, me, old, transport, memfd.empty)
     transport.all_gather(b"")
@@ -131,7 +132,7 @@ def _move(plan: MovePlan, me: int, spec: JobSpec, transport: Mixed) -> tuple[dic
     old.clear()
     new_bytes = memfd.held_bytes()
     said = {
-        "exact": _is_labelled(plan.new, me, spec, new),
+        "exact": is_labelled(plan.new, me, spec.model, spec.sequence_length, new),
         "received_bytes": report.received_bytes,
         "adopted_bytes": report.adopted_bytes,
         "kept_copied_bytes": sum(new[name].numel() * new[name].element_size() for name in rewritten),
@@ -142,8 +143,9 @@ def _move(plan: MovePlan, me: int, spec: JobSpec, transport: Mixed) -> tuple[dic
     return said, adopted
 
 
-def _labelled(side: Holdings, me: int, spec: JobSpec) -> dict[str, torch.Tensor]:
-    shapes = {t.name: t.shape for t in logical_tensors(spec.model, spec.sequence_length)}
+def labelled(side: Holdings, me: int, model: ModelSpec, sequence_length: int) -> dict[str, torch.Tensor]:
+    """What participant `me` holds on this side, every element with its label."""
+    shapes = {t.name: t.shape for t in logical_tensors(model, sequence_length)}
     buffers = {name: memfd.empty(shape, getattr(torch, dtype)) for name, (shape, dtype) in side.specs(me).items()}
     for region in side.regions(me):
         flat = buffers[region.buffer].view(-1)
@@ -151,8 +153,11 @@ def _labelled(side: Holdings, me: int, spec: JobSpec) -> dict[str, torch.Tensor]
     return buffers
 
 
-def _is_labelled(side: Holdings, me: int, spec: JobSpec, buffers: dict[str, torch.Tensor]) -> bool:
-    shapes = {t.name: t.shape for t in logical_tensors(spec.model, spec.sequence_length)}
+def is_labelled(
+    side: Holdings, me: int, model: ModelSpec, sequence_length: int, buffers: Mapping[str, torch.Tensor]
+) -> bool:
+    """Whether every element that `me` must hold has its label."""
+    shapes = {t.name: t.shape for t in logical_tensors(model, sequence_length)}
     for region in side.regions(me):
         got = buffers[region.buffer].view(-1)[region.offset : region.offset + region.box.numel]
         if not torch.equal(got, _label(region, shapes[region.key.tensor], got.dtype)):
