@@ -49,17 +49,17 @@ class Event:
 
 def llama(data: Path) -> dict[str, Any]:
     model = {"family": "llama", "layers": 5, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": VOCAB}
-    return _job("llama", model, data, global_batch=8, steps=130, devices={"min": 1, "max": 8})
+    return _job("llama", model, data, global_batch=8, steps=150, devices={"min": 1, "max": 8})
 
 
 def gpt(data: Path) -> dict[str, Any]:
     model = {"family": "gpt", "layers": 4, "hidden": 48, "ffn": 192, "heads": 4, "vocab": VOCAB, "tied": True}
-    return _job("gpt", model, data, global_batch=4, steps=70, devices={"min": 2, "max": 4})
+    return _job("gpt", model, data, global_batch=4, steps=64, devices={"min": 2, "max": 4})
 
 
 def small(data: Path) -> dict[str, Any]:
     model = {"family": "llama", "layers": 2, "hidden": 32, "ffn": 96, "heads": 4, "vocab": VOCAB, "tied": True}
-    return _job("small", model, data, global_batch=4, steps=20, devices={"min": 1, "max": 1})
+    return _job("small", model, data, global_batch=4, steps=12, devices={"min": 1, "max": 1})
 
 
 def _job(name: str, model: dict[str, Any], data: Path, **rest: Any) -> dict[str, Any]:

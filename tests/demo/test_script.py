@@ -1,0 +1,59 @@
+"""The demo's story holds on fast and on slow machines: the scheduler's own moves do not hang on a lucky step time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from suika.control.pricing import EstimatedPricing
+from suika.core.cluster import parse_cluster_shorthand
+from suika.core.job import JobSpec, JobState, parse_job
+from suika.core.snapshot import JobView, Snapshot
+from suika.demo.script import CLUSTER, events, gpt, llama, small
+from suika.schedule.cycle import run_cycle
+from suika.schedule.policies import load
+
+CLUSTER_ = parse_cluster_shorthand(CLUSTER)
+PRICING = EstimatedPricing(CLUSTER_)
+LLAMA, GPT = parse_job(llama(Path("/text"))), parse_job(gpt(Path("/text")))
+
+
+def running(spec: JobSpec, slowdown: float, num: int, left: int, first: int = 0) -> JobView:
+    curve = PRICING.curve(spec, slowdown)
+    option = next(option for option in curve.options if option.num_devices == num)
+    devices = CLUSTER_.devices[first : first + num]
+    done, low, high = spec.steps - left, spec.devices.min, spec.devices.max
+    view = JobView(spec.name, JobState.RUNNING, 0.0, left, done, curve, low, high, started_s=1.0, layout=option.layout)
+    return replace(view, devices=devices, observed_step_s=option.step_s)
+
+
+def decided(*jobs: JobView) -> list[tuple[str, str, int]]:
+    move_cost = PRICING.move_cost({"llama": LLAMA, "gpt": GPT})
+    result = run_cycle(Snapshot(6.0, CLUSTER_, jobs, move_cost), load("suika"))
+    return [(d.job_id, str(d.action), len(d.devices)) for d in result.decisions]
+
+
+@pytest.mark.parametrize("slowdown", [0.5, 1, 2, 4, 10, 50])
+def test_the_schedulers_own_moves(slowdown: float) -> None:
+    """`slowdown`: measured over estimated step time; about 4 on two idle cores, 20 on a crowded machine."""
+    grown = decided(running(LLAMA, slowdown, 4, left=110, first=4))
+    assert grown == [("llama", "redeploy", 8)]
+    curve = PRICING.curve(GPT, slowdown)
+    arrived = JobView("gpt", JobState.QUEUED, 5.0, GPT.steps, 0, curve, GPT.devices.min, GPT.devices.max)
+    made_room = decided(running(LLAMA, slowdown, 8, left=95), arrived)
+    assert made_room == [("llama", "redeploy", 4), ("gpt", "start", 4)]
+    beside = running(LLAMA, slowdown, 4, left=60, first=4)
+    assert ("gpt", "redeploy", 4) in decided(beside, running(GPT, slowdown, 3, left=25))
+
+
+def test_the_script_only_tells_events() -> None:
+    """Arrivals, a drain, users' wishes: nothing in it places or moves a job."""
+    story = events(Path("/text"))
+    assert {event.call for event in story} == {"submit", "resize", "drain"}
+    assert sum(event.call == "submit" for event in story) == 3
+    for job in (llama, gpt, small):
+        assert parse_job(job(Path("/text"))).precision == "fp64"
+    assert {parse_job(job(Path("/text"))).model.family for job in (llama, gpt)} == {"llama", "gpt"}
+    assert GPT.global_batch % 3 != 0
