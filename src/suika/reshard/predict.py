@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from suika.core.cluster import Cluster, Device
 from suika.core.layout import Layout
 from suika.core.plan import Placement, Plan
 from suika.core.snapshot import JobView, Move
+from suika.reshard.alike import is_uniform, renumbered
+from suika.reshard.assignment import assign
 from suika.reshard.cells import groups_of
 from suika.reshard.links import Links
 from suika.reshard.moveplan import CHUNK_BYTES
@@ -113,19 +115,21 @@ def predict_move(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: 
 
 @dataclass(frozen=True)
 class MovePredictor:
-    """Answers `Snapshot.move_cost` for jobs whose shapes are known."""
+    """Answers `Snapshot.move_cost` for jobs whose shapes are known. The order of devices does not matter: ranks are
+    placed where the fewest bytes move, as executors place them."""
 
     shapes: Mapping[str, JobShape]  # by job id
     cluster: Cluster
     pace: Pace
 
     def __call__(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> Move:
-        """The move of `job` to `layout` on `devices` (rank order). A stopped job is launched from its snapshot."""
+        """The move of `job` to `layout` on `devices`. A stopped job is launched from its snapshot."""
         shape = self.shapes[job.id]
-        new = Plan(layout.resolve(shape.model), Placement(devices))
         if job.devices and job.layout is not None:
-            old = Plan(job.layout.resolve(shape.model), Placement(job.devices))
-            return predict(shape, old, new, self.cluster, self.pace)
+            cluster, before, after = self.cluster, job.devices, devices
+            if self._uniform:
+                cluster, before, after = renumbered(cluster, before, after)
+            return _placed_move(shape, job.layout, before, layout, after, cluster, self.pace)
         load_s = 0.0
         if job.has_state:
             load_s = state_bytes(shape) / len(devices) / self.pace.snapshot_bytes_per_s
@@ -136,6 +140,27 @@ class MovePredictor:
         links = Links(self.cluster, ())
         share = state_bytes(self.shapes[job.id]) / 2 / max(len(job.devices), job.min_devices, 1)
         return self.pace.switch_s + share / (links.bytes_per_s["pod"] * self.pace.efficiency)
+
+    @cached_property
+    def _uniform(self) -> bool:
+        return is_uniform(self.cluster)
+
+
+@lru_cache(maxsize=65536)
+def _placed_move(
+    shape: JobShape,
+    old: Layout,
+    old_devices: tuple[Device, ...],
+    new: Layout,
+    new_devices: tuple[Device, ...],
+    cluster: Cluster,
+    pace: Pace,
+) -> Move:
+    """`predict` after `assign`."""
+    before = Plan(old.resolve(shape.model), Placement(old_devices))
+    layout = new.resolve(shape.model)
+    devices = assign(shape, before, layout, new_devices, cluster)
+    return predict_move(shape, before, Plan(layout, Placement(devices)), cluster, pace).move
 
 
 @lru_cache(maxsize=4096)
