@@ -30,6 +30,7 @@ def allocate(
     """New buffers of participant `me`: kept ones are the old tensors, adopted ones those given, all others are filled
     with NaN, never with zeros, so that an element nobody wrote cannot pass for a value. `make` gives memory for
     (shape, dtype); by default torch does, on the old buffers' device."""
+    plan.expand(me)  # allocation is where moves are prepared
     kept, found = plan.kept(me), {}
     device = next((t.device for t in old_buffers.values()), torch.device("cpu"))
     for name, (shape, dtype) in plan.new.specs(me).items():

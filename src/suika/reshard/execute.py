@@ -21,11 +21,9 @@ from suika.reshard.buffers import Pieces, Side, allocate, check_buffers, same_bi
 from suika.reshard.hashing import tensor_hashes
 from suika.reshard.moveplan import MovePlan
 from suika.reshard.nearby import Nearby
-from suika.reshard.rounds import Message
+from suika.reshard.rounds import WINDOW, Message
 from suika.reshard.routes import Demand
 from suika.reshard.transports.base import Transport, Work
-
-WINDOW = 8  # messages in flight per participant
 
 
 class MoveError(RuntimeError):

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from suika.core.cluster import Device
 from suika.core.errors import SpecError
 from suika.reshard.moveplan import BufferSpecs, MovePlan
+from suika.reshard.rounds import WINDOW
 from suika.reshard.state import ITEM_BYTES
-
-WINDOW = 8  # messages in flight per participant
 
 
 class Peak(NamedTuple):

@@ -119,6 +119,12 @@ class MovePlan:
         """Whether something that arrives from another node is handed on inside the node."""
         return any(stream.hop for stream in self.streams)
 
+    def expand(self, participant: int) -> None:
+        """Spell out the cells of the participant's groups now, so that it does not happen inside the pause."""
+        for group, demand in zip(self.groups, self.demands, strict=True):
+            if participant in demand.holders or participant in demand.needers:
+                _ = group.cells
+
     def kept(self, participant: int) -> dict[str, str]:
         """New buffer -> old buffer with the very same contents: rebound, not copied."""
         old, new = self.old.specs(participant), self.new.specs(participant)

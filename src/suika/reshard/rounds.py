@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from suika.reshard.routes import ALIGN_BYTES, Flow
 
+WINDOW = 8  # messages in flight per participant
+
 
 class Segment(NamedTuple):
     """Bytes [start, stop) of a group's stream, at `offset` of a pair's stream."""
