@@ -22,7 +22,8 @@ class BucketGradients:
 
     def __init__(self, bucket: Bucket, dtype: torch.dtype) -> None:
         self.bucket = bucket
-        self.flat = torch.zeros(bucket.numel, dtype=dtype)
+        # Written to, not just reserved: page faults come while another generation trains, not in this one's first step.
+        self.flat = torch.empty(bucket.numel, dtype=dtype).zero_()
         self.views = {
             tensor.name: self.flat[at : at + math.prod(shape)].view(shape)
             for tensor, shape, at in zip(bucket.tensors, bucket.shapes, bucket.offsets, strict=True)

@@ -28,7 +28,10 @@ from suika.train.vocabulary import IGNORED
 
 
 def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> Trainer:
-    """The program of `rank` under `plan`, without storage. Raises `SpecError` for what the trainer cannot run."""
+    """The program of `rank` under `plan`: it has memory for its gradients, but none yet for its state.
+
+    Raises `SpecError` for what the trainer cannot run.
+    """
     check_runnable(spec, plan.layout)
     return Trainer(spec, plan, rank, groups, data_path)
 
@@ -64,6 +67,8 @@ class Trainer:
         first = sum(shares[: self.place.dp]) * layout.micro_batch
         # This rank's part of each global batch, in samples.
         self._share = (first, first + shares[self.place.dp] * layout.micro_batch)
+        dtype = getattr(torch, optimizer_kinds(spec.precision)["m"])
+        self.gradients = Gradients(self.buckets, dtype, self.tp, self.dp, self.ends, self.stage.tp.sequence)
         self.pipeline = build_pipeline(self.stage, shares[self.place.dp], layout.micro_batch, self.pp)
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -89,9 +94,6 @@ class Trainer:
             assert given.dtype == dtype, f"{name}: {given.dtype} is not {dtype}"
             assert given.is_contiguous(), f"{name} is not contiguous"
         self._buffers = {name: buffers[name] for name in self._specs}
-        split_sequence = self.stage.tp.sequence
-        dtype = getattr(torch, optimizer_kinds(self.spec.precision)["m"])
-        self.gradients = Gradients(self.buckets, dtype, self.tp, self.dp, self.ends, split_sequence)
         weights = {t.name: buffers[f"weight/{t.name}"] for bucket in self.buckets for t in bucket.tensors}
         self.stage.bind(weights, self.gradients.views)
         self.optimizer = AdamW(self.spec.optimizer, self.buckets, self._buffers)
