@@ -101,6 +101,20 @@ def test_a_failed_move_cancels_what_depends_on_it_and_is_not_tried_again_at_once
     assert world.job("a").last_generation == 3
 
 
+def test_joiners_that_go_first_do_not_give_away_what_the_old_ranks_still_hold(world: World) -> None:
+    a = world.start("a", "n0/0", "n0/1")
+    world.submit("b")
+    world.decide(world.grant("a", "n1/0"), world.grant("b", "n0/1"))
+    a.released({D("n1/0")})  # a joiner of a move that is being called off; the loop hears of it on its own
+    world.turn()
+    assert "b" not in world.runs
+    a.aborted("a joiner died")
+    world.turn()
+    assert "b" not in world.runs
+    assert world.kinds("b").count("decision-cancelled") == 1
+    assert world.job("a").plan.devices == (D("n0/0"), D("n0/1"))
+
+
 def test_a_cancelled_job_does_not_commit_and_never_comes_back(world: World) -> None:
     run = world.start("a", "n0/0", "n0/1")
     world.decide(world.grant("a", "n0/0"))

@@ -111,7 +111,10 @@ class FakeRun:
         self.on_event(Released(self.job_id, self.generation, tuple(sorted(devices))))
 
     def aborted(self, error: str) -> None:
+        """The joiners are gone first; the old ranks have resumed a little later."""
         plan, generation, reason, _, _ = self.move
+        if joined := set(plan.devices) - set(self.plan.devices):
+            self.released(joined)
         record = Redeployment(self.job_id, generation, self.plan, plan, reason, Phase.ABORTED, error=error)
         self.on_event(Moving(self.job_id, self.generation, record))
 

@@ -111,8 +111,10 @@ class Observer:
     @see.register
     def _(self, report: Released) -> None:
         self.state.freed(report.devices)
-        for waiting in self.state.waiting:
-            waiting.after.discard(report.job_id)
+        # A move that is called off lets its joiners go while it still moves: who waits for the old devices waits on.
+        if self.state.store.job(report.job_id).state is not JobState.REDEPLOYING:
+            for waiting in self.state.waiting:
+                waiting.after.discard(report.job_id)
         self.state.log("released", report.job_id, devices=[str(device) for device in report.devices])
 
     @see.register
