@@ -29,6 +29,7 @@ from suika.reshard.state import JobShape
 
 BENDS = (0.3, 3.0)  # how much a large inbound is worth avoiding
 CLOSE = 1.002  # near enough to the exact bound to stop looking
+FAIR = 1.05  # near enough to the exact worst-device bound
 SLACK = 1.01  # how much more than the least may move for a better worst device
 TIE = 1e-6  # weight of walk order among equals, as a share of all bytes
 
@@ -123,12 +124,17 @@ def worst_rank_bound_bytes(inbound: np.ndarray) -> int:
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
-        allowed = csr_array((inbound <= values[middle]).T)
-        if (maximum_bipartite_matching(allowed, perm_type="column") >= 0).all():
+        if _all_within(inbound, values[middle]):
             high = middle
         else:
             low = middle + 1
     return int(values[low])
+
+
+def _all_within(inbound: np.ndarray, limit: float) -> bool:
+    """Whether some placement gives no device more than `limit`."""
+    matched = maximum_bipartite_matching(csr_array((inbound <= limit).T), perm_type="column")
+    return bool((matched >= 0).all())
 
 
 def _tp_groups(layout: Layout, order: tuple[str, ...]) -> np.ndarray:
@@ -178,11 +184,10 @@ class _TwoLevel:
 
     def _spare_the_worst(self, cost: np.ndarray, devices: np.ndarray, least: int) -> np.ndarray:
         """Of placements that move nearly the least, one whose worst device takes in less: costs outgrow bytes."""
-        no_better = int(self.inbound.min(axis=0).max())  # some rank needs as much wherever it runs
         worst = self._worst(devices)
         blocks = [sorted(devices[group].tolist()) for group in self.groups]
         for bend in BENDS:
-            if worst <= SLACK * no_better:
+            if not _all_within(self.inbound, (worst - 1) / FAIR):
                 break
             bent = cost + bend * cost * cost / cost.max(initial=1.0)
             for pools in (blocks, self._pools()):
