@@ -136,9 +136,10 @@ class Api:
         """All there is to know of a job: its file, its options, where it runs, its moves."""
         found = self._find(job)
         events = self.state.store.events(job_id=found.id)
+        curve = self.controller.pricing.curve(found.spec, self._slowdown(found))
         return self.row(found) | {
             "spec": found.spec.model_dump(mode="json"),
-            "options": [_option(option) for option in self.controller.pricing.curve(found.spec).options],
+            "options": [_option(option) for option in curve.options],
             "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
             "step_parts_s": _step_parts_s(self.state.watch(found.id)),
             "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
@@ -238,8 +239,11 @@ class Api:
     def _predicted_step_s(self, job: Job, plan: Plan | None) -> float | None:
         if plan is None:
             return None
-        slowdown = self.state.watch(job.id).slowdown or usual_slowdown(self.state)
-        return self.controller.pricing.step_s(job.spec, plan) * slowdown
+        return self.controller.pricing.step_s(job.spec, plan) * self._slowdown(job)
+
+    def _slowdown(self, job: Job) -> float:
+        """Measured over estimated step time, as the scheduler takes it."""
+        return self.state.watch(job.id).slowdown or usual_slowdown(self.state)
 
 
 def _unmet_wish(job: Job) -> str | None:

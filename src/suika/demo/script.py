@@ -13,7 +13,7 @@ from typing import Any, Protocol
 CLUSTER = "2x4:cpu"
 VOCAB = 257  # bytes, and the end of a file
 THREE_AXES = "tp=2,pp=2,dp=1,micro_batch=2"
-UNEVEN = "tp=1,pp=2,dp=2,micro_batch=2,layers_per_stage=3:2"
+UNEVEN = "tp=1,pp=2,dp=2,micro_batch=2,layers_per_stage=2:3"
 SETTLE_STEPS = 7  # a job shows its new layout for so long before the script goes on
 
 
@@ -89,7 +89,7 @@ def events(data: Path) -> tuple[Event, ...]:
             "drain",
             lambda s: {"node": s.node_of("llama")},
         ),
-        resize("llama", "llama's user wants stages of 3 and 2 layers", llama_settled, layout=UNEVEN),
+        resize("llama", "llama's user wants stages of 2 and 3 layers", llama_settled, layout=UNEVEN),
         Event("the node is back", llama_settled, "drain", lambda s: {"node": s.drained(), "undo": True}),
         resize("llama", "llama may use all devices again", lambda s: True, devices="1:8"),
         submit(gpt(data), "gpt arrives: room must be made", llama_settled),

@@ -48,7 +48,7 @@ def _bring_about(board: Board, job: JobView) -> Decision | None:
     found = next((d for d in made if d.job_id == job.id and d.action is Action.REDEPLOY), None)
     if found is None:
         return None
-    return replace(found, reason=Reason(ReasonCode.USER, f"its user wants {found.layout}, now {job.layout}"))
+    return replace(found, reason=Reason(ReasonCode.USER, f"{found.layout} as its user wants, after {job.layout}"))
 
 
 def _after(snapshot: Snapshot, job: JobView, decision: Decision) -> Snapshot:
