@@ -64,3 +64,15 @@ def test_a_chain_of_moves_keeps_every_bit(run: Callable[..., Watched]) -> None:
     assert_state_is_exact(Path(ended.snapshot), job, ended.step)
     steps = [event.step for event in job_run.events if isinstance(event, StepDone)]
     assert steps == list(range(1, ended.step + 1)), "no step is lost and none is done twice"
+
+
+def test_a_move_may_follow_another_at_once(run: Callable[..., Watched]) -> None:
+    """The order for the next one comes while a rank is still going over to the generation just committed."""
+    job = spec()
+    job_run = run(job)
+    places = [plan(layout, "a0 a1 b0 b1", job) for layout in ("tp=2,pp=1,dp=2", "tp=1,pp=1,dp=4")]
+    job_run.start(places[0], 1).result(60)
+    moves = [job_run.redeploy(places[generation % 2 == 0], generation, USER) for generation in range(2, 14)]
+    assert [move.result(60).error for move in moves] == [None] * 12
+    ended = job_run.preempt().result(60)
+    assert_state_is_exact(Path(ended.snapshot), job, ended.step)

@@ -34,6 +34,7 @@ from suika.runtime.program import StepResult
 from suika.runtime.saver import Saver
 
 _STORE_TIMEOUT_S = 60.0
+_SWITCH_WAIT_S = 60.0
 _libc = ctypes.CDLL(None)
 CUT, STOP, SAVE = 0, 1, 2  # places of the votes in `Program.step`
 
@@ -64,6 +65,7 @@ class Rank:
         self._profiler: Profiler | None = None
         self._saver = Saver(job, self._say)
         self._retired: list[Callable[[], None]] = []
+        self._switched = threading.Event()  # the main thread has gone over to a committed generation
         self._wants_stop = self._wants_save = False
 
     def run(self) -> None:
@@ -107,8 +109,13 @@ class Rank:
                 handover.wants_cut = True
                 if self._live is None:
                     self._orders.put(message)
-            case "commit" | "abort" if current and handover is not None:
-                handover.decide(message["do"] == "commit")
+            case "commit" if current and handover is not None:
+                handover.decide(True)
+                # The next order may be the next move's: it must find the new generation, not the one that is going.
+                self._switched.wait(_SWITCH_WAIT_S)
+                self._switched.clear()
+            case "abort" if current and handover is not None:
+                handover.decide(False)
             case "abort":  # called off before this rank was asked to prepare
                 self._say("resumed", generation=message["generation"])
             case "preempt":
@@ -198,6 +205,7 @@ class Rank:
             self._say("resumed", generation=handover.number)
             return
         old, self._live, self._handover = self._live, handover.new, None
+        self._switched.set()
         self._retired = [handover.close]
         if old is not None:
             self._retired.append(partial(process_groups.destroy, old.groups))  # its memory is free already
