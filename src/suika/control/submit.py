@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from suika.core.cluster import Cluster
-from suika.core.errors import ConflictError, SpecError, require
+from suika.core.errors import SpecError, require
 from suika.core.job import DeviceRange, JobSpec, parse_job
 from suika.core.layout import Layout
 from suika.core.snapshot import ScalingCurve
@@ -18,14 +18,9 @@ from suika.train.data import END_OF_FILE, load_manifest, manifest_path
 CurveOf = Callable[[JobSpec], ScalingCurve]
 
 
-def admit(data: Any, cluster: Cluster, curve_of: CurveOf, taken: Iterable[str] = ()) -> JobSpec:
-    """The job that `data` (a parsed job file) describes, if this cluster could ever run it; else `SpecError`.
-
-    `taken` are the names of jobs that have not ended: a name is how people call a job, so it is theirs alone.
-    """
+def admit(data: Any, cluster: Cluster, curve_of: CurveOf) -> JobSpec:
+    """The job that `data` (a parsed job file) describes, if this cluster could ever run it; else `SpecError`."""
     spec = parse_job(data)
-    if spec.name in set(taken):
-        raise ConflictError("job.name", spec.name, "a job of this name is still active", "choose another")
     check_data(spec)
     check_offered(spec)
     check_devices(spec, cluster)
