@@ -21,6 +21,7 @@ from suika.core.cluster import Cluster, Device
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Plan
+from suika.reshard.buffers import same_bits
 from suika.reshard.execute import MoveReport, ReplicaMismatchError, VerificationError, execute
 from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
@@ -180,3 +181,19 @@ def test_labelled_moves_between_processes_of_two_nodes(tmp_path: Path, precision
     results = run_forked(4, tmp_path, body)
     assert sum(adopted for adopted, _, _ in results) > 0
     assert all(grown <= 0 for _, _, grown in results), results
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])
+def test_bits_are_compared_wherever_they_lie(dtype: torch.dtype) -> None:
+    table = torch.arange(7 * 12).reshape(7, 12).to(dtype)
+    copy = table.clone()
+    assert same_bits(table, copy)
+    assert same_bits(table[:, 3:9], copy[:, 3:9].contiguous())
+    copy[5, 4] += 1
+    assert not same_bits(table, copy)
+    assert not same_bits(table[:, 3:9], copy[:, 3:9].contiguous())
+    assert same_bits(table[:, 5:], copy[:, 5:])
+    if dtype.is_floating_point:
+        table.fill_(torch.nan)
+        assert same_bits(table, table.clone())
+        assert not same_bits(torch.zeros(3, dtype=dtype), -torch.zeros(3, dtype=dtype))
