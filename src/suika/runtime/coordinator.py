@@ -276,12 +276,17 @@ class JobRun:
 
     def store(self) -> dict[str, Any]:
         """Address of the job's rendezvous store; a new one if there is none or it died."""
-        if self._store is None or not self._store.alive:
+        store = self._store
+        if store is None or not store.alive:
             node = self.plan.devices[0].node if self.plan else ""
             name = f"{self.job_id}.store.{secrets.token_hex(4)}"
-            self._store = self.gang.spawn(name, node, None, STORE_ENTRY, {"token": self._token})
-        (said,) = self.gang.gather("store", 0, [self._store], self.limits.launch_s)
+            store = self._store = self.gang.spawn(name, node, None, STORE_ENTRY, {"token": self._token})
+        (said,) = self.gang.gather("store", 0, [store], self.limits.launch_s)
         return {"host": said["host"], "port": said["port"], "token": self._token}
+
+    @property
+    def store_alive(self) -> bool:
+        return self._store is not None and self._store.alive
 
     def _tidy_store(self) -> None:
         if self._store is not None:

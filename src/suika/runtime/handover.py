@@ -77,11 +77,12 @@ class Handover:
         old, new = Plan.from_dict(order["old"]), Plan.from_dict(order["new"])
         cluster = cluster_from_dict(order["cluster"])
         plan = plan_move(job.shape, old, new, cluster)
+        watch = SocketWatch()
+        store = rendezvous.join(**order["store"], timeout_s=_STORE_TIMEOUT_S)
         with self._lock:
             if self._aborted:
                 raise AbortedError("called off before it began")
-            self._watch = SocketWatch()
-        store = rendezvous.join(**order["store"], timeout_s=_STORE_TIMEOUT_S)
+            self._watch = watch  # from now on an abort breaks what is being connected
         name = f"{job.job_id}/{self.number}/{plan.digest}/move"
         me, size = plan.index(job.device), len(plan.participants)
         self._group = process_groups.build_group(store, name, me, size, GROUP_TIMEOUT_S) if size > 1 else None
@@ -92,7 +93,7 @@ class Handover:
         # Memory is touched now, so that page faults stay out of the pause; kept buffers are the live ones.
         old_buffers = self._live.program.buffers() if self._live else {}
         self._near = Nearby.prepare(plan, me, old_buffers, transport, memfd.empty)
-        self._watch.close()
+        watch.close()
         self._plan = plan
         return plan
 

@@ -65,6 +65,7 @@ class Move:
     def _prepare(self) -> None:
         """Joiners, groups, programs, the move's plan: beside the running steps, until all are ready with one digest."""
         self._enter(Phase.PREPARE)
+        store = self._run.store()
         self._gather("ready", self._joiners.values(), self._limits.launch_s, generation=0)
         self._tell(
             "prepare",
@@ -72,7 +73,7 @@ class Move:
             old=self._record.old.to_dict(),
             new=self._record.new.to_dict(),
             cluster=self._part_of_cluster().to_dict(),
-            store=self._run.store(),
+            store=store,
         )
         self._record = replace(self._record, bound_bytes=self._bound_bytes())
         prepared = self._gather("prepared", self._everyone, self._limits.build_s)
@@ -161,7 +162,12 @@ class Move:
         self, say: str, members: Any, timeout_s: float, generation: int | None = None, complaint: str | None = "unable"
     ) -> list[Message]:
         number = self._record.generation if generation is None else generation
-        return self._gang.gather(say, number, members, timeout_s, self._run.check, complaint)
+        return self._gang.gather(say, number, members, timeout_s, self._check, complaint)
+
+    def _check(self) -> None:
+        self._run.check()
+        if self._record.phase == Phase.PREPARE and not self._run.store_alive:
+            raise RefusedError("the rendezvous store died")
 
     def _tell(self, do: str, **content: Any) -> None:
         self._gang.tell([m for m in self._everyone if m.alive], do, generation=self._record.generation, **content)

@@ -6,6 +6,7 @@ no other process can take it in between; a token says whose store it is, so that
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ HOST = "127.0.0.1"
 TOKEN_KEY = "suika/token"
 ENTRY = "suika.runtime.store:serve"
 _ATTEMPTS = 5
+_ANSWER_S = 10.0
 
 
 class StoreRefusedError(RuntimeError):
@@ -56,13 +58,16 @@ def _bind() -> TCPStore:
 
 
 def join(host: str, port: int, token: str, timeout_s: float) -> TCPStore:
-    """A client of the store at `host:port`; raises `StoreRefusedError` unless it holds `token`."""
-    timeout = timedelta(seconds=timeout_s)
+    """A client of the store at `host:port`, whose waits last `timeout_s`. Raises `StoreRefusedError` unless it holds
+    `token`, and soon: what does not answer within a few seconds is no store."""
     try:
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        socket.create_connection((host, port), _ANSWER_S).close()  # a TCPStore would try again and again
+        patience = timedelta(seconds=min(timeout_s, _ANSWER_S))
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
         found = store.get(TOKEN_KEY).decode(errors="replace") if store.check([TOKEN_KEY]) else None
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise StoreRefusedError(f"nothing like a store answers at {host}:{port}: {error}") from None
     if found != token:
         raise StoreRefusedError(f"the store at {host}:{port} belongs to another job")
+    store.set_timeout(timedelta(seconds=timeout_s))
     return store
