@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from suika.core.cluster import Device
 from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.reshard.state import JobShape
 from suika.runtime import snapshot
 from suika.runtime.dcp_plan import pieces
 from suika.runtime.events import Ended, Outcome, Snapshotted, Started
+from suika.runtime.gang import Gang, Limits, Member
+from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.program import RankGroups
 from suika.runtime.snapshot import SnapshotError
 
@@ -102,6 +105,29 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
         _save(job, target, tmp_path, step)
     kept = [folder.name for folder in sorted(tmp_path.iterdir())]
     assert kept == [snapshot.folder_of(tmp_path, step, 1).name for step in (3, 4)]
+
+
+def test_a_slow_writer_does_not_lose_the_snapshot_that_overtook_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank has written step 20 before the other has finished step 10."""
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(Gang, "tell", lambda self, members, do, **content: told.append((do, content["step"])))
+    keeper = SnapshotKeeper(Gang("job", None, lambda *_: None, Limits()))  # type: ignore[arg-type]
+    ranks = {device: Member(str(device), device, 0.0) for device in (Device("a", 0), Device("a", 1))}
+    quick, slow = ranks.values()
+
+    def say(member: Member, word: str, step: int) -> Snapshotted | None:
+        message = {"say": word, "generation": 1, "step": step, "stall_s": 0.1, "path": f"/{step}", "error": "late"}
+        return keeper.hear(ranks, member, message)
+
+    for member, step in ((quick, 10), (quick, 20), (slow, 10), (slow, 20)):
+        assert say(member, "written", step) is None
+    assert told == [("publish", 20)]
+    assert say(slow, "unwritten", 10) is None
+    assert keeper.busy
+    assert keeper.error is None
+    complete = say(quick, "published", 20)
+    assert complete is not None
+    assert (complete.step, keeper.newest, keeper.busy) == (20, ("/20", 20), False)
 
 
 def test_a_job_saves_at_its_interval_and_when_asked(run: Callable[..., Watched]) -> None:

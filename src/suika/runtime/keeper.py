@@ -43,12 +43,19 @@ class SnapshotKeeper:
     def hear(self, ranks: Mapping[Device, Member], member: Member, message: Message) -> Snapshotted | None:
         """Take in `written`, `published` and `unwritten`; returns the event when a snapshot has become complete."""
         generation, step = message["generation"], message["step"]
-        if (generation, step) == self._failed:
-            return None
+        place, pending = (generation, step), self._pending
+        overtaken = pending is not None and place < (pending.generation, pending.step)  # a slow rank's late word
         match message["say"]:
+            case "published":
+                stall_s = pending.stall_s if pending and not overtaken else 0.0
+                if not overtaken:
+                    self._pending, self.error = None, None
+                self.newest = (message["path"], step)
+                return Snapshotted(self._gang.job_id, generation, step, message["path"], stall_s)
+            case _ if overtaken or place == self._failed:
+                return None
             case "written":
-                pending = self._pending
-                if pending is None or (pending.generation, pending.step) != (generation, step):
+                if pending is None or (pending.generation, pending.step) != place:
                     pending = self._pending = _Pending(generation, step)
                 assert member.device is not None
                 pending.written.add(member.device)
@@ -56,10 +63,5 @@ class SnapshotKeeper:
                 if pending.written == set(ranks):
                     self._gang.tell([next(iter(ranks.values()))], "publish", generation=generation, step=step)
             case "unwritten":
-                self._pending, self._failed, self.error = None, (generation, step), message["error"]
-            case "published":
-                stall_s = self._pending.stall_s if self._pending else 0.0
-                self._pending, self.error = None, None
-                self.newest = (message["path"], step)
-                return Snapshotted(self._gang.job_id, generation, step, message["path"], stall_s)
+                self._pending, self._failed, self.error = None, place, message["error"]
         return None

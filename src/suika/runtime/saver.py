@@ -62,5 +62,6 @@ class Saver:
         except Exception as error:
             self._say("unwritten", generation=generation, step=captured.step, error=f"{type(error).__name__}: {error}")
         else:
-            self._captured = None
+            if self._captured is captured:  # the next one may have been taken meanwhile
+                self._captured = None
             self._say("published", generation=generation, step=captured.step, path=str(folder))
