@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from suika.reshard.routes import ALIGN_BYTES, Flow
 
-WINDOW = 8  # messages in flight per participant
+WINDOW = 4  # messages in flight per participant: more only needs more memory (docs/numbers/reshard.md)
 
 
 class Segment(NamedTuple):
