@@ -51,7 +51,7 @@ def expand(
     """A new share of `pool` devices. `remaining` (> 0), `alive`, `pinned` are [B, J]; pinned jobs stay."""
     runs = had.devices > 0
     open_ = alive if pinned is None else alive & ~pinned
-    order, price = _in_order(books, pool, prices, remaining, runs, open_)
+    order, at, price = _in_order(books, pool, prices, remaining, runs, open_)
     cost = _costs(books, remaining, price)  # [K, B, J]
     keep_cost = remaining * had.step_s
     keep_cost *= 1 + price * had.devices
@@ -59,7 +59,7 @@ def expand(
     column[keep_cost <= cost.min(axis=0)] = KEPT
 
     free = np.full(len(remaining), pool) if pinned is None else pool - (had.devices * pinned).sum(axis=1)
-    hand = _HandOut(books, order, open_, runs, had.devices, cost, keep_cost, column)
+    hand = _HandOut(books, order, at, open_, runs, had.devices, cost, keep_cost, column)
     hand.give(free)
     if free.any():
         _leftovers(books, remaining, had, column, free)
@@ -68,8 +68,9 @@ def expand(
 
 def _in_order(
     books: Books, pool: int, prices: Prices, remaining: np.ndarray, runs: np.ndarray, open_: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Jobs of each variant in the order in which they choose [B, J], and the price of a device for each job [B, J]."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Jobs of each variant in the order in which they choose [B, J], their flat places in a [B, J] array, and the price
+    of a device for each job [B, J]."""
     rows, jobs = remaining.shape
     key = remaining / books.reference_rate
     key += np.where(runs, 0.0, books.pause_s)
@@ -80,9 +81,10 @@ def _in_order(
     key[~open_] = np.inf
     order = key.argsort(axis=1, kind="stable")
     behind = open_.sum(axis=1)[:, None] - books.places - 1
+    at = order + jobs * np.arange(rows)[:, None]
     price = np.empty(rows * jobs)
-    price[(order + jobs * np.arange(rows)[:, None]).ravel()] = ((prices.tax / pool) * (behind + prices.kappa)).ravel()
-    return order, price.reshape(rows, jobs)
+    price[at] = (prices.tax / pool) * (behind + prices.kappa)
+    return order, at, price.reshape(rows, jobs)
 
 
 def _costs(books: Books, remaining: np.ndarray, price: np.ndarray) -> np.ndarray:
@@ -105,6 +107,7 @@ class _HandOut:
         self,
         books: Books,
         order: np.ndarray,
+        at: np.ndarray,
         open_: np.ndarray,
         runs: np.ndarray,
         held: np.ndarray,
@@ -114,8 +117,7 @@ class _HandOut:
     ) -> None:
         rows, jobs = order.shape
         self.books, self.order, self.held, self.cost, self.keep_cost = books, order, held, cost, keep_cost
-        self.column = column
-        self.at = order + jobs * np.arange(rows)[:, None]  # flat places of jobs, in order
+        self.at, self.column = at, column
         hull = books.hull_devices.ravel()[np.maximum(column, 0) * jobs + books.places]
         want = np.where(column == KEPT, held, hull)
         least = np.where(runs, np.minimum(books.smallest, held), books.smallest)
@@ -145,25 +147,24 @@ class _HandOut:
             for row, at in zip(todo.tolist(), (start - 1).tolist(), strict=True):
                 free[row] -= self._best_within(row, at, int(free[row]))
             few = free[todo] <= FEW
-            for row, at in zip(todo[few].tolist(), start[few].tolist(), strict=True):
-                free[row] = self._one_by_one(row, at, int(free[row]))
+            self._one_by_one(todo[few], start[few], free)
             todo, start = todo[~few], start[~few]
         self.column.ravel()[self.at[~self.gets]] = WAITS
 
-    def _one_by_one(self, row: int, start: int, free: int) -> int:
-        """Serve whoever still fits from place `start` on; what is left."""
-        least = self.least[row, start:]
-        for at in (np.flatnonzero(least <= free) + start).tolist() if free else ():
-            if self.least[row, at] <= free:
-                wanted = int(self.want[row, at])
-                if wanted <= free:
+    def _one_by_one(self, rows: np.ndarray, start: np.ndarray, free: np.ndarray) -> None:
+        """Serve whoever still fits in `rows`, each from its place `start` on; `free` [B] goes down."""
+        fits = self.least[rows] <= free[rows, None]
+        fits &= self.books.places >= start[:, None]
+        which, places = fits.nonzero()
+        for row, at in zip(rows[which].tolist(), places.tolist(), strict=True):
+            left = free[row]
+            if self.least[row, at] <= left:
+                wanted = self.want[row, at]
+                if wanted <= left:
                     self.gets[row, at] = True
-                    free -= wanted
+                    free[row] = left - wanted
                 else:
-                    free -= self._best_within(row, at, free)
-                if not free:
-                    break
-        return free
+                    free[row] -= self._best_within(row, at, int(left))
 
     def _best_within(self, row: int, at: int, free: int) -> int:
         """The job at this place takes its best option of at most `free` devices; how many that are."""

@@ -19,13 +19,16 @@ from suika.schedule.drain import drain
 from suika.schedule.expand import Prices, Share, expand
 from suika.schedule.realise import KEEP, Floor, Target, realise, stand
 
+LEAST_COMPLETIONS = 6
+
 
 @dataclass(frozen=True)
 class Policy:
     """`tax`, `kappa`: the price of a device (see expand). `spread`: weight of the last completion in a plan's value.
     `margin`: part of its value by which a plan must beat staying put. `longest`: single jobs tried in the balance step.
     `finalists`: plans of the balance step that are stood on the topology and valued again as they turn out there.
-    `completions`: how far a drain goes before the fluid rest."""
+    `completions`: how far a drain goes before the
+    fluid rest, as long as jobs x completions stay within `budget`."""
 
     name: str = "suika"
     round_s: float = 0.0
@@ -36,6 +39,7 @@ class Policy:
     longest: int = 6
     finalists: int = 4
     completions: int = 16
+    budget: int = 1024
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         board = board_of(snapshot)
@@ -52,6 +56,8 @@ class _Search:
         self.policy, self.books = policy, books
         self.pool = books.board.num_usable
         self.prices = Prices(policy.tax, policy.kappa)
+        # The evaluation budget: with many jobs, fewer completions are followed one by one.
+        self.completions = min(policy.completions, max(policy.budget // max(len(books), 1), LEAST_COMPLETIONS))
         self.runs = books.held > 0
         # May not be touched (a move in flight), may not be kept (must leave its devices).
         self.locked = books.board.locked[books.number] & self.runs
@@ -63,24 +69,20 @@ class _Search:
         plans = self._expand(pins)
         if len(_distinct(plans)) == 1:
             return self._stand(pins[0], plans, 0)
-        values, floors = self._settle(pins, plans, np.arange(2))
+        variants = np.concatenate([self._releases(pins[0]), self._pinnings(pins[1], plans)])
+        if len(variants):
+            more = self._expand(variants)
+            fresh = _distinct(more, known=plans)
+            pins, plans = np.concatenate([pins, variants[fresh]]), _join(plans, _rows(more, fresh))
+        # All as planned, then the most promising as they turn out on the topology; staying put is always among them.
+        finalists = np.arange(len(pins))
+        if len(pins) > self.policy.finalists:
+            finalists = np.argsort(self._value(plans), kind="stable")[: self.policy.finalists]
+            finalists = np.unique(np.append(finalists, 0))
+        values, floors = self._settle(pins, plans, finalists)
         # What leaves things as they are is beaten only by the margin.
         values[0] *= 1.0 - self.policy.margin
-        winner = int(values[1] < values[0])
-        variants = self._releases(pins[0]) if winner == 0 else self._pinnings(pins[1], plans)
-        if not len(variants):
-            return floors[winner]
-        more = self._expand(variants)
-        fresh = _distinct(more, known=plans)
-        if not len(fresh):
-            return floors[winner]
-        variants, more = variants[fresh], _rows(more, fresh)
-        finalists = np.arange(len(fresh))
-        if len(fresh) > self.policy.finalists:
-            finalists = np.argsort(self._value(more), kind="stable")[: self.policy.finalists]
-        more_values, more_floors = self._settle(variants, more, finalists)
-        challenger = int(more_values.argmin())
-        return more_floors[challenger] if more_values[challenger] < values[winner] else floors[winner]
+        return floors[int(values.argmin())]
 
     def _expand(self, pins: np.ndarray) -> Share:
         """A plan for each row of pins [B, J]."""
@@ -93,7 +95,7 @@ class _Search:
 
     def _value(self, plans: Share) -> np.ndarray:
         policy = self.policy
-        return drain(self.books, self.pool, self.prices, plans, completions=policy.completions, spread=policy.spread)
+        return drain(self.books, self.pool, self.prices, plans, completions=self.completions, spread=policy.spread)
 
     def _settle(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> tuple[np.ndarray, list[Floor]]:
         """Values and floors of some plans, as they turn out on the topology."""
@@ -156,6 +158,10 @@ def _with(pins: np.ndarray, groups: list[np.ndarray], value: bool) -> np.ndarray
 
 def _stack(rows: list[Share]) -> Share:
     return Share(*(np.stack([getattr(row, name) for row in rows]) for name in ("devices", "step_s", "changed")))
+
+
+def _join(one: Share, two: Share) -> Share:
+    return Share(*(np.concatenate([getattr(one, n), getattr(two, n)]) for n in ("devices", "step_s", "changed")))
 
 
 def _rows(plans: Share, rows: np.ndarray) -> Share:
