@@ -12,6 +12,7 @@ import gc
 import math
 import os
 import queue
+import resource
 import signal
 import threading
 import time
