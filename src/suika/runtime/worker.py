@@ -43,6 +43,8 @@ CUT, STOP, SAVE = 0, 1, 2  # places of the votes in `Program.step`
 def main(channel: Channel, launch: Mapping[str, Any]) -> None:
     """Entry of a rank's process, called in the fork."""
     torch.set_num_threads(1)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor per buffer, and neighbours' in a move
     job = RankJob.of(launch)
     _keep_to_a_core(job.device.index)
     Rank(channel, job).run()
