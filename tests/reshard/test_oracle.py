@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from layouts import plans, shapes
 
 from suika.reshard.cells import groups_of
-from suika.reshard.rounds import check_order
 from suika.reshard.state import rank_regions
 
 CLUSTER = labels.cluster(nodes=3, devices=3)
@@ -22,8 +21,7 @@ RELAXED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 def test_every_element_arrives_where_its_label_says(data: st.DataObject) -> None:
     shape = data.draw(shapes())
     old, new = data.draw(plans(shape, CLUSTER)), data.draw(plans(shape, CLUSTER))
-    move = labels.move_labelled(shape, old, new, CLUSTER)
-    check_order(list(move.streams), list(move.messages))
+    labels.move_labelled(shape, old, new, CLUSTER)
 
 
 @settings(max_examples=8, **RELAXED)

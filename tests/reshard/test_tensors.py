@@ -15,7 +15,6 @@ from processes import run_forked
 import suika.reshard
 from suika.core.errors import SpecError
 from suika.reshard import Box, Gloo, Hub, MovePlan, TensorSpec, dtensor_boxes, plan_reshard, reshard
-from suika.reshard.rounds import check_order
 
 
 class Shard:
@@ -117,7 +116,6 @@ def test_b47_two_hundred_random_plans_end_on_gloo(tmp_path: Path) -> None:
         torch.manual_seed(47)
         for _ in range(200):
             tensors, plan = random_traffic(rng)
-            check_order(list(plan.streams), list(plan.messages))
             got = reshard(plan, shards(tensors, plan, rank, "old"), transport)
             assert all(torch.equal(got[n], t) for n, t in shards(tensors, plan, rank, "new").items())
             moved += plan.received_bytes[rank]

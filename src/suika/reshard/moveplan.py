@@ -18,8 +18,8 @@ from suika.core.cluster import Cluster, Device, Link
 from suika.core.plan import Plan
 from suika.reshard.cells import Cell, groups_of
 from suika.reshard.links import Links
-from suika.reshard.rounds import Message, Stream, messages_of, streams_of
-from suika.reshard.routes import Demand, Flow, LinkLoad, route
+from suika.reshard.rounds import Message, Stream, check_order, messages_of, streams_of
+from suika.reshard.routes import Demand, Flow, LinkLoad, check_flows, route
 from suika.reshard.state import JobShape, Region, buffer_specs, rank_regions
 
 CHUNK_BYTES = 4 << 20  # on CPU; measured best over gloo on loopback (docs/numbers/reshard.md)
@@ -186,6 +186,8 @@ def schedule_move(
     flows, load = route(demands, links, chunk_bytes)
     streams = streams_of(flows)
     messages = messages_of(streams, chunk_bytes)
+    check_flows(demands, flows)  # a plan is validated once, totally, before anything moves
+    check_order(streams, messages)
     received = [0] * len(links.devices)
     for flow in flows:
         received[flow.dst] += flow.stop - flow.start

@@ -69,6 +69,25 @@ def route(demands: Sequence[Demand], links: Links, split_bytes: int) -> tuple[li
     return router.flows, load
 
 
+def check_flows(demands: Sequence[Demand], flows: Sequence[Flow]) -> None:
+    """Raise `AssertionError` unless each needer gets each byte it lacks once, from somebody who has it by then."""
+    arrived: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # (participant, group), in hop 0
+    covered: dict[tuple[int, int], int] = defaultdict(int)
+    for hop, src, dst, group, start, stop in sorted(flows, key=lambda flow: (flow.group, flow.dst, flow.start)):
+        assert start == covered[dst, group], f"{dst} gets byte {start} of group {group} twice or out of order"
+        covered[dst, group] = stop
+        if hop == 0:
+            assert src in demands[group].holders, f"{src} sends group {group} without having it"
+            arrived[dst, group].append((start, stop))
+    for hop, src, _, group, start, stop in flows:
+        forwarded = hop == 0 or any(a <= start and stop <= b for a, b in arrived[src, group])
+        assert forwarded, f"{src} forwards bytes {start}:{stop} of group {group} that it does not receive"
+    for group, demand in enumerate(demands):
+        for needer in set(demand.needers).difference(demand.holders):
+            assert covered.pop((needer, group), 0) == demand.num_bytes, f"{needer} does not get all of group {group}"
+    assert not covered, f"bytes for nobody: {covered}"
+
+
 class _Router:
     def __init__(self, links: Links, load: LinkLoad, split_bytes: int) -> None:
         self.links, self.load, self.split_bytes = links, load, split_bytes
