@@ -36,7 +36,7 @@ def test_more_emulated_devices_are_faster_with_diminishing_gain() -> None:
     )
     best = {o.num_devices: o.step_s for o in reversed(curve.options)}
     assert set(best) == set(range(1, 9))
-    assert all(best[n + 1] < 1.02 * best[n] for n in range(1, 8))
+    assert best[8] < best[4] < best[2] < best[1]  # counts that do not divide the batch may lie above their neighbours
     efficiency = [best[1] / (n * best[n]) for n in (1, 2, 4, 8)]
     assert all(later < earlier for earlier, later in pairwise(efficiency))
 

@@ -10,9 +10,10 @@ import os
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
 from suika.estimate.calibrate import Calibration
+from suika.estimate.grid import LayoutColumns
 from suika.estimate.predict import Setting, estimate_layout, setting
 from suika.estimate.recipe import BUILT_IN
-from suika.estimate.samples import calibrate
+from suika.estimate.samples import calibrate, measured_parts, steady
+from suika.estimate.step import price
 from suika.runtime.coordinator import JobRun
 from suika.runtime.events import JobEvent, Sampled, StepDone
 from suika.train.data import prepare
@@ -51,8 +54,8 @@ TIMEOUT_S = 120.0
 
 def job_spec(data: Path) -> JobSpec:
     """Big enough that arithmetic matters, small enough for two cores."""
-    model = {"family": "llama", "layers": 6, "hidden": 192, "ffn": 512, "heads": 8, "kv_heads": 4, "vocab": 257}
-    fixed = {"sequence_length": 128, "precision": "fp32", "snapshot_every_steps": 0, "steps": 1_000_000}
+    model = {"family": "llama", "layers": 6, "hidden": 128, "ffn": 352, "heads": 8, "kv_heads": 4, "vocab": 257}
+    fixed = {"sequence_length": 64, "precision": "fp32", "snapshot_every_steps": 0, "steps": 1_000_000}
     return parse_job({"name": "live", "model": model, "data": str(data), "global_batch": 16, **fixed})
 
 
@@ -79,7 +82,7 @@ class _Watched:
             done = self.news.wait_for(lambda: len(self.ends_s.get(generation, ())) >= need, TIMEOUT_S)
             assert done, f"generation {generation} did not train {need} steps in {TIMEOUT_S:.0f} s"
             ends = self.ends_s[generation][WARM_STEPS:need]
-        return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        return [b - a for a, b in pairwise(ends)]
 
 
 @contextmanager
@@ -106,13 +109,14 @@ def live(rounds: int = 3, num_steps: int = 8) -> dict[str, Any]:
         layouts = [Layout.parse(text) for text in (SAMPLED, *PREDICTED)]
         plans = [_plan(layout, spec) for layout in layouts]
         run.start(plans[0], 1).result(TIMEOUT_S)
-        generation = 1
+        generation, plan_of = 1, {1: 0}
         times: dict[int, list[float]] = {0: watched.step_times(1, 12 + num_steps)}
         sampled = list(watched.samples.get(1, []))
         for _ in range(rounds):
             for i, plan in enumerate(plans):
                 if generation > 1 or i > 0:
                     generation += 1
+                    plan_of[generation] = i
                     reason = Reason(ReasonCode.USER, "the check looks at another layout")
                     record = run.redeploy(plan, generation, reason).result(TIMEOUT_S)
                     assert record.error is None, record.error
@@ -121,9 +125,9 @@ def live(rounds: int = 3, num_steps: int = 8) -> dict[str, Any]:
                         sampled.extend(watched.samples.get(generation, []))
         overhead = _overhead(watched)
     s = live_setting(spec, cores)
+    work = {plan_of[g]: _work_s(samples) for g, samples in watched.samples.items()}
     known = calibrate(Calibration.prior("cpu", "live"), s, layouts[0].resolve(spec.model), sampled)
-    own = statistics.median(times[0])
-    rows = [_row(s, known, layouts[i], times[i], own) for i in range(len(layouts))]
+    rows = [_row(s, known, layouts[i], times[i], work.get(i)) for i in range(len(layouts))]
     errors = [abs(row["error_percent"]) for row in rows[1:]]
     return {
         "cores": cores,
@@ -156,9 +160,7 @@ def _plan(layout: Layout, spec: JobSpec) -> Plan:
     return Plan.checked(layout, devices, spec.model, spec.global_batch, spec.sequence_length, CLUSTER)
 
 
-def _row(s: Setting, known: Calibration, layout: Layout, times: list[float], own_s: float) -> dict[str, Any]:
-    from dataclasses import replace
-
+def _row(s: Setting, known: Calibration, layout: Layout, times: list[float], work_s: float | None) -> dict[str, Any]:
     measured = statistics.median(times)
     cold = estimate_layout(s, layout.resolve(s.model)).step_s
     warm = estimate_layout(replace(s, calibration=known), layout.resolve(s.model))
@@ -169,8 +171,20 @@ def _row(s: Setting, known: Calibration, layout: Layout, times: list[float], own
         "spread_s": statistics.pstdev(times),
         "cold_s": cold,
         "predicted_s": warm.step_s,
+        "work_s": work_s,
+        "predicted_work_s": _predicted_work_s(s, known, layout),
         "error_percent": 100 * (warm.step_s / measured - 1),
     }
+
+
+def _work_s(samples: list[StepSample]) -> float:
+    """Processor seconds of all ranks in one step."""
+    return sum(measured_parts(steady(samples)).values()) * len({s.rank for s in samples})
+
+
+def _predicted_work_s(s: Setting, known: Calibration, layout: Layout) -> float:
+    columns = LayoutColumns.of([layout], s.model)
+    return float(price(s.grid(columns), known.log_factors).work_s[0])
 
 
 def _overhead(watched: _Watched) -> float:
@@ -182,12 +196,3 @@ def _overhead(watched: _Watched) -> float:
         if len(ends) > 1:
             trained += (ends[-1] - ends[0]) * len({s.rank for s in samples})
     return spent / trained if trained else 0.0
-
-
-if __name__ == "__main__":
-    import json
-
-    started = time.monotonic()
-    result = live()
-    print(json.dumps(result, indent=1))
-    print(f"{time.monotonic() - started:.0f} s")

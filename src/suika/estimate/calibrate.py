@@ -24,11 +24,17 @@ TERMS = (*OP_CLASSES, "job")
 JOB_SD = 0.10
 ROW_SD = 0.06  # of log(step time) between two runs of one layout, and what the model's form leaves over
 DOUBT = 1.5  # a surprise of more standard deviations than this counts as this many
+TRAFFIC = ("tp", "cp", "ep", "p2p", "dp", "network")
+CPU_JOB_SD, CPU_TRAFFIC_SD = 0.5, 0.7
 STEP = 1e-4
 VERSION = 1
 
 
-def prior_covariance() -> Array:
+def prior_covariance(device_type: str = "") -> Array:
+    """Of a job on hardware that the catalog knows. Of a CPU device it knows little: its speed (which all classes share)
+    and what a message costs."""
+    if device_type == "cpu":
+        return np.diag([(CPU_TRAFFIC_SD if c in TRAFFIC else PRIOR_SD[c]) ** 2 for c in OP_CLASSES] + [CPU_JOB_SD**2])
     return np.diag([PRIOR_SD[c] ** 2 for c in OP_CLASSES] + [JOB_SD**2])
 
 
@@ -53,7 +59,7 @@ class Calibration:
 
     @staticmethod
     def prior(device_type: str, job: str = "") -> Calibration:
-        return Calibration(device_type, np.zeros(len(TERMS)), prior_covariance(), job=job)
+        return Calibration(device_type, np.zeros(len(TERMS)), prior_covariance(device_type), job=job)
 
     @property
     def log_factors(self) -> dict[str, float]:

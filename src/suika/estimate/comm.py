@@ -17,7 +17,7 @@ def all_reduce_s(g: Grid, group: Array, extent: Array, message_bytes: Array) -> 
     local_bus = np.where(extent <= g.domain, g.bus, g.node_bus)
     per_node = np.clip(group * g.local / np.maximum(extent, 1), 1, group)
     bus = np.where(inside(g, extent), local_bus, np.minimum(local_bus, per_node * g.network))
-    alpha = g.bus_latency_s * (group / 4.0) ** 0.45
+    alpha = g.bus_latency_s * (group / 4.0) ** g.bus_growth
     alpha = alpha + np.where(inside(g, extent), 0.0, 2 * np.ceil(extent / g.local) * g.network_latency_s)
     time = alpha + 2 * (group - 1) / group * (message_bytes + g.half_message_bytes) / bus
     return np.where(group > 1, time, 0.0)

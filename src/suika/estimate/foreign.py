@@ -57,7 +57,7 @@ def op_class(name: str) -> str:
 
 
 def is_note(name: str) -> bool:
-    """A backend's own note of a collective: it runs beside the thread that waits for it, so it is no work of its own."""
+    """A backend's own note of a collective: it runs beside the waiting thread and is no work of its own."""
     return name.startswith(("gloo:", "nccl:"))
 
 

@@ -164,7 +164,8 @@ class Grid:
     unfused: Array  # 1: scores go through memory
     vector: Array
     bus: Array  # bytes/s of a collective inside the domain
-    bus_latency_s: Array
+    bus_latency_s: Array  # start of a collective of four
+    bus_growth: Array  # its power of the group size
     half_message_bytes: Array  # message at which a collective reaches half of its bus bandwidth, over two
     hop_s: Array  # start of a transfer between neighbours inside a node
     node_bus: Array
@@ -276,6 +277,7 @@ def make_grid(
         "vector": curve["vector"],
         "bus": curve["bus"] * wiring.domain.bandwidth_bytes_per_s,
         "bus_latency_s": curve["bus_latency_us"] * 1e-6,
+        "bus_growth": curve["bus_growth"],
         "half_message_bytes": curve["half_message_bytes"],
         "hop_s": curve["hop_us"] * 1e-6,
         "node_bus": curve["bus"] * wiring.node.bandwidth_bytes_per_s,

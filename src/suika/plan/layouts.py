@@ -31,11 +31,12 @@ class Space:
     max_pp: int = 64
 
 
+SHORTEST_PART = 2048  # tokens of a sequence on one context-parallel rank
 BUILT_IN = Space()
 MEGATRON = Space(
     micro_batches=(1, 2, 4, 8, 16),
     virtual_stages=(1, 2, 4),
-    recompute=("none", "selective", "full"),
+    recompute=("none", "full"),  # with fused attention there are no scores for the selective kind to drop
     cp=(1, 2, 4, 8),
     ep=(1, 2, 4, 8, 16, 32, 64),
     zero=(1, 3),
@@ -70,7 +71,7 @@ def layout_columns(
     wanted = np.asarray(counts)
     for tp in legal_tps(model, min(space.max_tp, devices_per_node)):
         for pp in range(1, min(model.layers, space.max_pp) + 1):
-            for cp in (c for c in space.cp if c == 1 or sequence_length % (2 * c) == 0):
+            for cp in (c for c in space.cp if c == 1 or _worth(c, sequence_length)):
                 fits = wanted[wanted % (tp * pp * cp) == 0]
                 if len(fits):
                     blocks.append(
@@ -82,6 +83,11 @@ def layout_columns(
         rows = [np.empty(0, dtype=int) for _ in names]
     columns = dict(zip(names, rows, strict=True))
     return LayoutColumns.even(model.layers, columns.pop("tp"), columns.pop("pp"), columns.pop("dp"), **columns)
+
+
+def _worth(cp: int, sequence_length: int) -> bool:
+    """Context parallelism is legal where 2 x cp cuts the sequence, and worth a look where each part is long."""
+    return sequence_length % (2 * cp) == 0 and sequence_length // cp >= SHORTEST_PART
 
 
 def _block(

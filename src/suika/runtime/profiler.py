@@ -2,7 +2,7 @@
 
 The trainer marks its phases and messages with `span`. In a sampled step each span adds its seconds to a class:
 processor seconds of this process on CPU devices (devices of one host share its cores, so wall time would measure the
-neighbours), device seconds between events on GPUs. Spans nest: a class gets what its spans took without the spans inside.
+neighbours), device seconds between events on GPUs. Spans nest: a class gets what its spans took without those inside.
 
 N grows until all that profiling costs (every span counted, at a price measured in this process) is at most `BUDGET` of
 the training time. The first steps of a generation are left out: they build caches, groups and memory.

@@ -1,0 +1,135 @@
+"""Measured cases: what is wrong is skipped with its reason; nothing crashes, nothing is silent."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suika.core.errors import SpecError
+from suika.estimate.cases import groups, parse_cases, read_rows
+from suika.estimate.evaluate import evaluate
+
+GOOD = {
+    "source": "lab",
+    "gpu_type": "A100",
+    "gpus": "8",
+    "gpus_per_node": "8",
+    "model": "gpt",
+    "layers": "24",
+    "hidden": "2048",
+    "ffn": "8192",
+    "heads": "16",
+    "vocab": "50304",
+    "seq": "2048",
+    "tp": "2",
+    "pp": "2",
+    "dp": "2",
+    "mbs": "2",
+    "gbs": "32",
+    "precision": "bf16",
+    "recompute": "full",
+    "attention_impl": "flash",
+    "iter_time_s": "1.5",
+    "notes": "",
+}
+
+
+def reason(**changes: str) -> str:
+    cases, skipped = parse_cases([{**GOOD, **changes}])
+    assert len(cases) + len(skipped) == 1
+    return skipped[0].reason if skipped else ""
+
+
+def test_a_good_row_is_a_case() -> None:
+    (case,), skipped = parse_cases([GOOD])
+    assert not skipped
+    assert (case.layout.tp, case.layout.pp, case.layout.dp, case.layout.recompute) == (2, 2, 2, "full")
+    assert (case.family, case.step_s) == ("lab/A100/<=8", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": ""}, "missing: precision"),
+        ({"mbs": ""}, "missing: mbs"),
+        ({"hidden": ""}, "missing: hidden"),
+        ({"gpu_type": ""}, "missing: gpu_type"),
+        ({"iter_time_s": ""}, "missing: iter_time_s and peak_mem_gb"),
+        ({"gpu_type": "TPUv5"}, "unknown device type"),
+        ({"precision": "int3"}, "unknown precision"),
+        ({"iter_time_s": "nan"}, "not a positive number: iter_time_s"),
+        ({"iter_time_s": "-1"}, "not a positive number: iter_time_s"),
+        ({"iter_time_s": "1,5"}, "not a positive number: iter_time_s"),
+        ({"layers": "twelve"}, "not a whole number: layers"),
+        ({"layers": "1e99"}, "out of range: layers"),
+        ({"gpus": "0"}, "out of range: gpus"),
+        ({"dp": "4"}, "contradictory: tp x pp x cp x dp"),
+        ({"gpus": "9"}, "contradictory: gpus is not a multiple"),
+        ({"gbs": "33"}, "contradictory: global batch"),
+        ({"heads": "13"}, "contradictory: heads do not divide hidden"),
+        ({"pp": "4", "dp": "1", "layers": "1"}, "contradictory: more pipeline chunks"),
+        # 1.5 s are 5461 tokens/s/GPU; a table in milliseconds says 1500
+        ({"iter_time_s": "1500", "tokens_per_s_per_gpu": "5461"}, "units?"),
+    ],
+)
+def test_reasons(changes: dict[str, str], said: str) -> None:
+    assert said in reason(**changes)
+
+
+def test_layers_that_do_not_divide_are_priced() -> None:
+    """Embedding and head may take chunks of their own: 126 layers in 128 chunks."""
+    assert reason(layers="126", pp="8", dp="1", tp="1", vpp="16", mbs="1") == ""
+
+
+TEXT = st.one_of(
+    st.text(max_size=8), st.integers(-5, 10**12).map(str), st.floats().map(str), st.sampled_from(["", "8"])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(GOOD)), TEXT, max_size=4))
+def test_no_row_crashes_and_none_is_lost(changes: dict[str, str]) -> None:
+    cases, skipped = parse_cases([{**GOOD, **changes}])
+    assert len(cases) + len(skipped) == 1
+    if cases:
+        report = evaluate(cases, skipped)
+        assert all(value is None or math.isfinite(value) for f in report["families"] for value in _numbers(f))
+
+
+def _numbers(family: dict[str, Any]) -> list[float | None]:
+    return [v for v in family.values() if v is None or isinstance(v, float)]
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "cases.csv.gz"
+    with gzip.open(path, "wt", newline="") as file:
+        writer = csv.DictWriter(file, list(GOOD))
+        writer.writeheader()
+        writer.writerow(GOOD)
+    assert len(read_rows(path)) == 1
+    (tmp_path / "broken.csv.gz").write_bytes(b"not gzip")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for name in ("absent.csv", "broken.csv.gz", "empty.csv", "other.csv"):
+        with pytest.raises(SpecError):
+            read_rows(tmp_path / name)
+
+
+def test_groups_share_what_calibration_may_share() -> None:
+    rows = [GOOD, {**GOOD, "tp": "4", "dp": "1"}, {**GOOD, "seq": "1024"}, {**GOOD, "gpus": "64", "dp": "16"}]
+    cases, _ = parse_cases(rows)
+    assert sorted(map(len, groups(cases))) == [1, 1, 2]
+
+
+def test_the_real_table_is_covered(shared_data: Path) -> None:
+    cases, skipped = parse_cases(read_rows(shared_data / "throughput" / "measured_dev.csv.gz"))
+    assert len(cases) + len(skipped) == 1215
+    assert len(cases) == 983
+    assert {s.reason.split(":")[0] for s in skipped} == {"missing"}
