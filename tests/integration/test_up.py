@@ -39,7 +39,7 @@ def test_up_submit_wait_down(tmp_path: Path) -> None:
         assert row["jct_s"] > 0
         assert "NaN" not in done.stdout
         kinds = [event["kind"] for event in document(suika("events", "--json", home=home))["events"]]
-        assert kinds[0] == "submitted"
+        assert kinds.index("node-arrived") < kinds.index("submitted")
         assert "job-finished" in kinds
         table = suika("ps", "--all", "-o", "wide", home=home).stdout
         assert "small-llama" in table
@@ -66,3 +66,45 @@ def test_up_submit_wait_down(tmp_path: Path) -> None:
 
 def _lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_up_again_after_its_controller_was_killed(tmp_path: Path) -> None:
+    """`suika up` restarts it: the job never noticed, its processes are the same, its record goes on."""
+    home = tmp_path / "home"
+    (tmp_path / "text").write_text("a few words, again and again. " * 200)
+    job = yaml.safe_load((EXAMPLES / "job.yaml").read_text())
+    job |= {"data": "text", "steps": 1_000_000, "devices": {"min": 2, "max": 2}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    status = document(suika("up", "--cluster", "1x2:cpu", "--json", home=home, timeout_s=180))
+    try:
+        submitted = document(suika("submit", str(tmp_path / "job.yaml"), "--json", home=home))
+        assert submitted["state"] == "queued"
+        before = _running(home)
+        ranks = _ranks(home)
+        assert len(ranks) >= 2
+        psutil.Process(status["pid"]).kill()
+        again = document(suika("up", "--cluster", "1x2:cpu", "--json", home=home, timeout_s=180))
+        assert (again["term"], again["url"]) == (status["term"] + 1, status["url"])
+        after = _running(home, beyond=before["steps_done"])
+        assert (after["id"], after["generation"]) == (before["id"], 1)
+        assert _ranks(home) == ranks
+    finally:
+        suika("down", "--json", home=home, timeout_s=90)
+    assert not [pid for pid in ranks if psutil.pid_exists(pid)]
+
+
+def _running(home: Path, beyond: int = 0) -> dict:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        (row,) = document(suika("ps", "--json", home=home))["jobs"]
+        if row["state"] == "running" and row["steps_done"] > beyond:
+            return row
+        time.sleep(0.2)
+    raise AssertionError(row)
+
+
+def _ranks(home: Path) -> set[int]:
+    """What the cluster's fork server has forked."""
+    own = [p for p in psutil.process_iter(["cmdline"]) if str(home / "agents") in " ".join(p.info["cmdline"] or ())]
+    servers = [p for p in own if "suika.runtime.lasting" in p.info["cmdline"]]
+    return {child.pid for server in servers for child in server.children()}

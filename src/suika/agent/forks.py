@@ -111,3 +111,17 @@ class ForkServerClient:
             time.sleep(0.02)
         server.kill()
         raise ForksError(f"the fork server did not come up in {START_WAIT_S:.0f} s")
+
+
+def end_fork_server(folder: Path, timeout_s: float = 20.0) -> None:
+    """End the fork server of `folder`, if there is one, and everything that it forked."""
+    try:
+        channel = Channel(connect(folder / "forks.sock"))
+    except OSError:
+        return
+    with suppress(DisconnectedError, TimeoutError):
+        channel.send({"do": "shutdown"})
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            channel.receive(timeout_s)  # until it closes: then all are gone
+    channel.close()

@@ -8,6 +8,7 @@ processes train on until the fork server's orphan limit; the agent says `seen` t
 from __future__ import annotations
 
 import json
+import os
 import random
 import secrets
 import ssl
@@ -21,6 +22,7 @@ from pathlib import Path
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from suika.agent import lock
 from suika.agent.forks import Forks
 from suika.agent.inventory import Inventory
 from suika.agent.link import PROTOCOL, LinkError, Message, Wire
@@ -36,7 +38,7 @@ CLEAN_WAIT_S = 10.0  # how long a device may take to become idle after its proce
 
 
 class RefusedError(RuntimeError):
-    """The token is not a node's: trying again will not help."""
+    """This agent must not serve: its token is not a node's, or its folder has an agent. Trying again will not help."""
 
 
 class Agent:
@@ -73,6 +75,15 @@ class Agent:
     def run(self) -> None:
         """Serve until `stop`. Raises `RefusedError`, or `ForksError` if there can be no processes here."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (held := lock.take(self._logs.parent)) is None:
+            raise RefusedError(f"another agent serves from {self._logs.parent}")
+        try:
+            self._serve_until_stopped()
+        finally:
+            self._forks.close()
+            os.close(held)
+
+    def _serve_until_stopped(self) -> None:
         self._start_forks()
         wait_s = _RETRY_S[0]
         while not self._stopped.is_set():
@@ -87,7 +98,6 @@ class Agent:
                 self._wire.disconnect()
             wait_s = _RETRY_S[0] if time.monotonic() - began_s > 10 else min(wait_s * 2, _RETRY_S[1])
             self._stopped.wait(wait_s * random.uniform(0.5, 1.0))
-        self._forks.close()
 
     def stop(self) -> None:
         """Leave; processes live on and another agent takes them over."""

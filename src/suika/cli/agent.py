@@ -21,6 +21,8 @@ def agent(
     token_file: Annotated[Path, typer.Option(help="A file with the node token; only its owner may read it.")],
     name: Annotated[str | None, typer.Option(help="The node's name; by default the host's.")] = None,
     devices: Annotated[str, typer.Option(help="nvidia, or cpu:N for N devices on the CPU.")] = "nvidia",
+    type: Annotated[str, typer.Option(help="The type of CPU devices.")] = "cpu",
+    domain_size: Annotated[int, typer.Option(min=0, help="Devices that share an NVLink domain; 0: all.")] = 0,
     rack: Annotated[str, typer.Option(help="Where the node stands.")] = "",
     pod: Annotated[str, typer.Option(help="Where the rack stands.")] = "",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust, for a private authority.")] = None,
@@ -35,9 +37,10 @@ def agent(
     from suika.core.cluster import Node
 
     require(join.startswith(("https://", "http://")), "join", join, "is not a URL", "write https://HOST:PORT")
-    inventory = _inventory(devices)
+    inventory = _inventory(devices, type)
     folder = (home or suika_home() / "agent").absolute()
-    node = Node(name or socket.gethostname(), inventory.num_devices, inventory.device_type, rack=rack, pod=pod)
+    size = (inventory.num_devices, inventory.device_type, domain_size)
+    node = Node(name or socket.gethostname(), *size, rack=rack, pod=pod)
     programs = (TRAINER, *(program or ()))
     preload = [text.partition(":")[0] for text in programs]
     forks = ForkServerClient(folder, orphan_limit, preload)
@@ -51,13 +54,13 @@ def agent(
         sys.exit(NO_CLUSTER)
 
 
-def _inventory(devices: str):  # type: ignore[no-untyped-def]  # a protocol of a module that is imported late
+def _inventory(devices: str, device_type: str):  # type: ignore[no-untyped-def]  # a protocol of a module that is imported late
     from suika.agent.inventory import CpuDevices, NvidiaDevices
 
     kind, _, number = devices.partition(":")
     if kind == "cpu":
         require(number.isdecimal(), "devices", devices, "is not cpu:N", "write e.g. cpu:4")
-        return CpuDevices(int(number))
+        return CpuDevices(int(number), device_type)
     require(devices == "nvidia", "devices", devices, "is neither nvidia nor cpu:N")
     return NvidiaDevices()
 

@@ -71,24 +71,27 @@ def up(
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, close_fds=True
         )
-    status = _await_answer(child, log)
+    status = _await_nodes(child, log, len(parsed.nodes))
     if json or output in ("json", "yaml"):
         emit_document(status, "yaml" if output == "yaml" and not json else "json")
     else:
         print(f"{parsed.num_devices} devices are up (pid {status['pid']}, log {log})")
 
 
-def _await_answer(child: subprocess.Popen[bytes], log: Any) -> dict[str, Any]:
+def _await_nodes(child: subprocess.Popen[bytes], log: Any, num_nodes: int) -> dict[str, Any]:
+    """The controller's status once all its nodes have joined."""
     from suika.control.client import NoControllerError, call
 
     deadline = time.monotonic() + START_WAIT_S
     while time.monotonic() < deadline:
         try:
-            return call("status")
+            status = call("status")
+            if sum(status["nodes"].values()) == num_nodes:
+                return status
         except NoControllerError:
             if child.poll() is not None:
                 break
-            time.sleep(0.1)
+        time.sleep(0.1)
     child.terminate()
     note(f"suika: the cluster did not come up:\n{log.read_text(errors='replace')[-2000:]}")
     sys.exit(FAILED)
@@ -97,14 +100,14 @@ def _await_answer(child: subprocess.Popen[bytes], log: Any) -> dict[str, Any]:
 def _serve(cluster: Any, policy: str) -> None:
     """Run the cluster in this process until `suika down`, Ctrl-C or SIGTERM."""
     from suika.control.client import home
-    from suika.control.service import Service
+    from suika.control.local import LocalCluster
 
-    service = Service(cluster, home(), policy)
+    local = LocalCluster(cluster, home(), policy)
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: service.stopped.set())
-    with service:
-        note(f"{cluster.num_devices} devices are up; Ctrl-C ends the cluster")
-        service.stopped.wait()
+        signal.signal(name, lambda *_: local.daemon.stopped.set())
+    with local:
+        note(f"{cluster.num_devices} devices come up, at {local.daemon.url}; Ctrl-C ends the cluster")
+        local.daemon.stopped.wait()
         note("ending all jobs")
 
 

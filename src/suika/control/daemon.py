@@ -103,9 +103,10 @@ class Daemon:
         return self._door.url
 
     def status(self) -> dict[str, Any]:
-        cluster = self.controller.state.cluster.to_dict()
-        about = {"url": self.url, "term": self.store.term, "nodes": self.hub.nodes}
-        return {"pid": os.getpid(), "cluster": cluster, "home": str(self.folder), **about}
+        cluster = self.controller.state.cluster
+        here = {node.name: node.name in self.roster.found for node in cluster.nodes}
+        about = {"url": self.url, "term": self.store.term, "nodes": here}
+        return {"pid": os.getpid(), "cluster": cluster.to_dict(), "home": str(self.folder), **about}
 
     def down(self) -> dict[str, Any]:
         """Ask for the end of the service and of all jobs; `stopped` tells whoever holds the service to leave it."""

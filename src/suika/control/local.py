@@ -1,0 +1,78 @@
+"""A cluster on this machine that survives its controller: a `Daemon`, and one agent per node beside it.
+
+Agents are processes of their own session. An orderly end takes them, and all jobs, along; after a SIGKILL of the
+controller they live on, and the next start finds them by the lock that each holds in its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from suika.agent.forks import end_fork_server
+from suika.agent.lock import holder
+from suika.control.daemon import Daemon
+from suika.core.cluster import Cluster, Node
+
+_AGENT_END_WAIT_S = 15.0
+
+
+class LocalCluster:
+    """Use as a context, like the daemon that it holds."""
+
+    def __init__(self, cluster: Cluster, folder: Path, policy: str = "suika") -> None:
+        self.daemon = Daemon(folder, cluster.nodes, policy=policy)
+        self.daemon.ends_jobs = True
+        self._nodes = cluster.nodes
+        self._folder = folder.absolute()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> LocalCluster:
+        self.daemon.__enter__()
+        for node in self._nodes:
+            if holder(self._home(node)) is None:
+                self._children[node.name] = self._start(node)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.daemon.close()
+        for node in self._nodes:
+            self._end(node)
+
+    def _home(self, node: Node) -> Path:
+        return self._folder / "agents" / node.name
+
+    def _start(self, node: Node) -> subprocess.Popen[bytes]:
+        home = self._home(node)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "suika.cli", "agent", "--join", self.daemon.url]
+        command += ["--token-file", str(self._folder / "node.token"), "--name", node.name]
+        command += ["--devices", f"cpu:{node.num_devices}", "--type", node.device_type]
+        command += ["--domain-size", str(node.domain_size), "--rack", node.rack, "--pod", node.pod, "--home", str(home)]
+        with (home / "agent.log").open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
+            )
+
+    def _end(self, node: Node) -> None:
+        """The agent first, since it would start its fork server again."""
+        child, pid = self._children.get(node.name), holder(self._home(node))
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        if child is not None:
+            try:
+                child.wait(_AGENT_END_WAIT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        deadline = time.monotonic() + _AGENT_END_WAIT_S
+        while holder(self._home(node)) is not None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        end_fork_server(self._home(node))
