@@ -38,6 +38,7 @@ from suika.reshard.transports.gloo import Gloo
 from suika.reshard.transports.mixed import Mixed
 from suika.runtime.groups import build_group
 from suika.runtime.messages import Channel, Message, Processes
+from suika.runtime.worker import keep_to_a_core
 
 ENTRY = "suika.bench.bare:main"
 LAPS = 5
@@ -100,6 +101,7 @@ def main(channel: Channel, launch: Message) -> None:
     cluster = cluster_from_dict(launch["cluster"])
     plan = plan_move(JobShape.of(spec), Plan.from_dict(launch["old"]), Plan.from_dict(launch["new"]), cluster)
     device = next(d for d in plan.participants if str(d) == launch["device"])
+    keep_to_a_core(device.index)
     me, size = plan.index(device), len(plan.participants)
     wire = Gloo(build_group(dist.FileStore(launch["store"], size), "bare", me, size, _WAIT_S))
     transport = Mixed.of(wire, Links(cluster, plan.participants).node, _WAIT_S)

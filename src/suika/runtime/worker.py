@@ -46,11 +46,11 @@ def main(channel: Channel, launch: Mapping[str, Any]) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor per buffer, and neighbours' in a move
     job = RankJob.of(launch)
-    _keep_to_a_core(job.device.index)
+    keep_to_a_core(job.device.index)
     Rank(channel, job).run()
 
 
-def _keep_to_a_core(index: int) -> None:
+def keep_to_a_core(index: int) -> None:
     """An emulated device is a core. With more ranks than cores, gloo's waiting threads otherwise chase each other from
     core to core: at load 34 the median step of a 2x2x2 job fell from 368 to 166 ms (docs/numbers.md)."""
     cores = sorted(os.sched_getaffinity(0))
