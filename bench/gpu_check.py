@@ -166,7 +166,7 @@ def _swap_nccl(rank: int, gloo: Gloo) -> Figures:
     group = dist.ProcessGroup(store, rank, gloo.size)
     backend = dist.ProcessGroupNCCL(store, rank, gloo.size, dist.ProcessGroupNCCL.Options())
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-    group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
+    group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
     return swap(rank, Nccl(group, gloo, device), 256 * MIB)
 
 

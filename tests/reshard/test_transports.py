@@ -102,7 +102,7 @@ class OnDevice:
         group = dist.ProcessGroup(store, gloo.rank, gloo.size)
         backend = dist.ProcessGroupNCCL(store, gloo.rank, gloo.size, dist.ProcessGroupNCCL.Options())
         group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-        group._register_backend(self.device, dist.ProcessGroup.BackendType.NCCL, backend)
+        group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
         self.inner = Nccl(group, gloo, self.device, timeout_s=10)
         self.rank, self.size = gloo.rank, gloo.size
         self.all_gather, self.lend = self.inner.all_gather, self.inner.lend
