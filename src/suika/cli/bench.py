@@ -21,6 +21,7 @@ from suika.cli.output import Column, JsonOption, OutputOption, emit, note
 BENCHES: dict[str, str] = {
     "moves": "Bytes of many moves against their exact lower bounds.",
     "redeploy": "Pause and bandwidth of real moves against checkpoint and restart.",
+    "recover": "Times to come up, to notice a death, to train again, and to call a move off.",
     "decide": "Time of a scheduling decision by cluster size.",
     "estimate": "Errors of the estimator, family by family.",
     "schedule": "Completion times under Suika's policy and every rival.",
