@@ -129,7 +129,7 @@ class Actor:
     def dispatch(self) -> None:
         """Carry out every adopted decision that waits for nobody and whose devices are free of others."""
         for waiting in list(self.state.waiting):
-            if waiting.after or any(device in self.state.releasing for device in waiting.decision.devices):
+            if waiting.after or self._others_are_on(waiting.decision):
                 continue
             self.state.waiting.remove(waiting)
             job = self.state.store.job(waiting.decision.job_id)
@@ -140,6 +140,12 @@ class Actor:
                     self._redeploy(job, waiting)
                 case Action.PREEMPT:
                     self._preempt(job, waiting.decision)
+
+    def _others_are_on(self, decision: Decision) -> bool:
+        """Whether another job's processes are, or may still be, on the decision's devices."""
+        state, wanted = self.state, set(decision.devices)
+        held = (watch.held for job_id, watch in state.watches.items() if job_id != decision.job_id)
+        return not wanted.isdisjoint(state.releasing) or any(not wanted.isdisjoint(devices) for devices in held)
 
     def _start(self, job: Job, waiting: Waiting) -> None:
         plan, state, reason = waiting.plan, self.state, waiting.decision.reason
