@@ -66,7 +66,7 @@ def test_the_demo_keeps_its_promise(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert sum(event["kind"] == "committed" for event in events) == len(moves)
-    assert not (tmp_path / "out" / "work").exists()
+    assert not list((tmp_path / "out").glob(".work-*"))
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, signal_number: int) -> Non
     assert "Traceback" not in stderr
     left = [process for process in family.values() if process.is_running() and process.status() != "zombie"]
     assert left == []
-    assert not (tmp_path / "out" / "work").exists()
+    assert not list((tmp_path / "out").glob(".work-*"))
     mine = {name for name in set(os.listdir("/dev/shm")) - shared_before if (Path("/dev/shm") / name).exists()}
     assert not [name for name in mine if "suika-restart" in name]
 

@@ -9,8 +9,8 @@ tell        result, report, trace
 
 from __future__ import annotations
 
-import shutil
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,16 +74,15 @@ def run_demo(text: Path | None, out: Path, show: Show, rivals: bool = True) -> D
 
 @contextmanager
 def _workplace(out: Path) -> Iterator[Path]:
-    """Sockets, snapshots and tokens while the demo runs; gone after it, however it ends, but for the logs."""
-    work = out / "work"
-    shutil.rmtree(work, ignore_errors=True)
-    try:
-        yield work
-    finally:
-        if (work / "logs").is_dir():
-            shutil.rmtree(out / "logs", ignore_errors=True)
-            shutil.move(work / "logs", out / "logs")
-        shutil.rmtree(work, ignore_errors=True)
+    """Sockets, snapshots and tokens while the demo runs; gone after it, however it ends, but for the logs. What else lies
+    in `out` is not ours to touch."""
+    with tempfile.TemporaryDirectory(prefix=".work-", dir=out) as folder:
+        try:
+            yield Path(folder)
+        finally:
+            (out / "logs").mkdir(exist_ok=True)
+            for log in Path(folder, "logs").glob("*.log"):
+                log.replace(out / "logs" / log.name)
 
 
 def _play(service: Service, data: Path, show: Show) -> list[Mark]:
