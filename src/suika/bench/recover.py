@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import sys
 import sysconfig
 import tempfile
 import threading
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from suika.backends.local import LocalBackend
-from suika.cli.output import note
 from suika.core.cluster import Cluster, Node
 from suika.core.decision import Reason, ReasonCode
 from suika.core.job import parse_job
@@ -37,7 +37,7 @@ JOB = {"name": "recover", "data": "text", "model": MODEL, "global_batch": 12, "s
 FOUR, THREE, MOVED = ("tp=2,pp=1,dp=2", "0123"), ("tp=1,pp=1,dp=3", "012"), ("tp=1,pp=2,dp=1", "03")
 REASON = Reason(ReasonCode.USER, "the benchmark wants it")
 _WAIT_S = 120.0
-E_ = TypeVar("E_", bound=JobEvent)
+SomeEvent = TypeVar("SomeEvent", bound=JobEvent)
 
 
 class Recorder:
@@ -54,12 +54,12 @@ class Recorder:
             self._events.append(event)
             self._news.notify_all()
 
-    def next(self, kind: type[E_], num: int = 1) -> E_:
+    def next(self, kind: type[SomeEvent], num: int = 1) -> SomeEvent:
         """The `num`-th event of `kind` from now on. Raises `TimeoutError`."""
         with self._news:
             seen = len(self._events)
 
-            def coming() -> list[E_]:
+            def coming() -> list[SomeEvent]:
                 return [event for event in self._events[seen:] if isinstance(event, kind)]
 
             if not self._news.wait_for(lambda: len(coming()) >= num, _WAIT_S):
@@ -78,12 +78,16 @@ def run(rounds: int = 3) -> dict[str, Any]:
             times["fork_server_s"].append(time.monotonic() - began_s)
             for number in range(rounds):
                 for name, kind in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
-                    note(f"round {number + 1} of {rounds}: a rank is {name}")
+                    _say(f"round {number + 1} of {rounds}: a rank is {name}")
                     _lose_a_rank(backend, Path(folder) / f"{name}-{number}", str(data), name, kind, times)
-                note(f"round {number + 1} of {rounds}: a joiner dies")
+                _say(f"round {number + 1} of {rounds}: a joiner dies")
                 _lose_a_joiner(backend, Path(folder) / f"joiner-{number}", str(data), times)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {**medians, "range": {name: [min(values), max(values)] for name, values in times.items()}}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _plan(placed: tuple[str, str]) -> Plan:
