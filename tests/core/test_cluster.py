@@ -63,6 +63,11 @@ links: {rack: {bandwidth_bytes_per_s: 2.5e10, latency_s: 5e-6}}
             {"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": {"pod": {"bandwidth_bytes_per_s": -1}}},
             "must be > 0",
         ),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": 5}, "mapping of level"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], 1: 2, "z": 3}, "unknown keys"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x", 1: 2, "z": 3}]}, "unknown keys"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x", "count": 0}]}, "between 1 and"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": None}]}, "must be a name"),
     ],
 )
 def test_bad_files_are_refused(data: object, message: str) -> None:

@@ -61,8 +61,24 @@ def test_possible_layouts_pass() -> None:
     check_layout(Layout(tp=12), MODEL, global_batch=16, sequence_length=30)  # key/value heads are replicated
 
 
-@pytest.mark.parametrize("bad", [{"tp": 0}, {"tp": True}, {"pp": 1.5}, {"zero": 4}, {"recompute": "half"}, {"tpp": 2}])
-def test_bad_fields_are_named(bad: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"tp": 0},
+        {"tp": True},
+        {"pp": 1.5},
+        {"dp": 10**9},
+        {"zero": 4},
+        {"zero": True},
+        {"recompute": "half"},
+        {"sequence_parallel": "yes"},
+        {"layers_per_stage": 3},
+        {"pp": 2, "layers_per_stage": ["a", "b"]},
+        {"tpp": 2},
+        {1: 2, "tpp": 2},
+    ],
+)
+def test_bad_fields_are_named(bad: dict) -> None:
     with pytest.raises(SpecError, match=r"layout"):
         Layout.from_dict(bad)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from suika.core.errors import SpecError, require
 
+LARGEST = 100_000  # nodes
 LEVELS = ("domain", "node", "rack", "pod")  # narrowest first; "pod" stands for anything wider too
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -38,8 +40,9 @@ class Link:
     latency_s: float
 
     def __post_init__(self) -> None:
-        require(self.bandwidth_bytes_per_s > 0, "link.bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, "must be > 0")
-        require(self.latency_s >= 0, "link.latency_s", self.latency_s, "must be >= 0")
+        bandwidth, latency_s = self.bandwidth_bytes_per_s, self.latency_s
+        require(0 < bandwidth < math.inf, "link.bandwidth_bytes_per_s", bandwidth, "must be > 0 and finite")
+        require(0 <= latency_s < math.inf, "link.latency_s", latency_s, "must be >= 0 and finite")
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def parse_cluster_shorthand(text: str) -> Cluster:
     if match is None:
         raise SpecError("cluster", text, "not NODESxDEVICES:TYPE", "write e.g. 8x8:A800, or give a YAML file")
     num_nodes, num_devices, device_type = int(match[1]), int(match[2]), match[3]
-    require(0 < num_nodes <= 100_000, "cluster", text, "needs between 1 and 100,000 nodes")
+    require(0 < num_nodes <= LARGEST, "cluster", text, f"needs between 1 and {LARGEST} nodes")
     width = len(str(num_nodes - 1))
     return Cluster(tuple(Node(f"n{i:0{width}}", num_devices, device_type) for i in range(num_nodes)), name=text)
 
@@ -177,7 +180,7 @@ def cluster_from_dict(data: Any) -> Cluster:
     A node entry may say `count: N` with a `name` that ends in a number-free prefix: N nodes `prefix0..`.
     """
     require(isinstance(data, dict), "cluster", data, "a cluster file must be a mapping with 'nodes'")
-    unknown = sorted(set(data) - {"name", "nodes", "links", "device_types"})
+    unknown = sorted(map(str, set(data) - {"name", "nodes", "links", "device_types"}))
     require(not unknown, "cluster", unknown, "unknown keys", "known: name, nodes, links, device_types")
     rows = data.get("nodes")
     if not isinstance(rows, list) or not rows:
@@ -186,7 +189,7 @@ def cluster_from_dict(data: Any) -> Cluster:
     for i, row in enumerate(rows):
         where = f"cluster.nodes[{i}]"
         require(isinstance(row, dict), where, row, "must be a mapping")
-        unknown = sorted(set(row) - {"name", "devices", "type", "domain_size", "rack", "pod", "count"})
+        unknown = sorted(map(str, set(row) - {"name", "devices", "type", "domain_size", "rack", "pod", "count"}))
         require(
             not unknown, where, unknown, "unknown keys", "known: name, devices, type, domain_size, rack, pod, count"
         )
@@ -196,9 +199,13 @@ def cluster_from_dict(data: Any) -> Cluster:
             value = row.get(key, 1)
             ok = isinstance(value, int) and not isinstance(value, bool)
             require(ok, f"{where}.{key}", value, "must be a whole number")
+        require(
+            0 < row.get("count", 1) <= LARGEST, f"{where}.count", row.get("count"), f"must be between 1 and {LARGEST}"
+        )
+        require(isinstance(row["type"], str) and row["type"] != "", f"{where}.type", row["type"], "must be a name")
         shared = {
             "num_devices": row["devices"],
-            "device_type": str(row["type"]),
+            "device_type": row["type"],
             "domain_size": row.get("domain_size", 0),
             "rack": str(row.get("rack", "")),
             "pod": str(row.get("pod", "")),
@@ -207,7 +214,9 @@ def cluster_from_dict(data: Any) -> Cluster:
         names = [row["name"]] if count is None else [f"{row['name']}{k}" for k in range(count)]
         nodes.extend(Node(name=name, **shared) for name in names)
     links = {}
-    for level, row in (data.get("links") or {}).items():
+    given = data.get("links") or {}
+    require(isinstance(given, dict), "cluster.links", given, "must be a mapping of level to link")
+    for level, row in given.items():
         where = f"cluster.links.{level}"
         ok = isinstance(row, dict) and set(row) <= {"bandwidth_bytes_per_s", "latency_s"}
         require(ok, where, row, "must be {bandwidth_bytes_per_s, latency_s}")

@@ -86,7 +86,7 @@ class JobSpec(_Strict):
     def _model(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        unknown = sorted(set(value) - set(ModelSpec.__dataclass_fields__))
+        unknown = sorted(map(str, set(value) - set(ModelSpec.__dataclass_fields__)))
         if unknown:
             raise ValueError(f"unknown keys {unknown}; known: {', '.join(ModelSpec.__dataclass_fields__)}")
         missing = [k for k in ("family", "layers", "hidden", "ffn", "heads", "vocab") if k not in value]

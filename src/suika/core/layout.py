@@ -12,6 +12,7 @@ from suika.core.model import ModelSpec
 Recompute = Literal["none", "selective", "full"]
 ZeroBuckets = Literal["layer", "stage"]
 AXES = ("tp", "pp", "dp", "cp", "ep")
+LARGEST = 1_000_000  # of any degree: what is refused later, with its arithmetic, must be small enough to be looked at
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,20 @@ class Layout:
     def __post_init__(self) -> None:
         for field in (*AXES, "micro_batch", "virtual_stages"):
             value = getattr(self, field)
-            ok = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            require(ok, f"layout.{field}", value, "must be a whole number >= 1")
-        require(self.zero in (0, 1, 2, 3), "layout.zero", self.zero, "must be a ZeRO stage 0, 1, 2 or 3")
+            require(_is_whole(value) and value >= 1, f"layout.{field}", value, "must be a whole number >= 1")
+            require(value <= LARGEST, f"layout.{field}", value, f"must be at most {LARGEST}")
+        known = _is_whole(self.zero) and self.zero in (0, 1, 2, 3)
+        require(known, "layout.zero", self.zero, "must be a ZeRO stage 0, 1, 2 or 3")
+        given = self.sequence_parallel
+        require(isinstance(given, bool), "layout.sequence_parallel", given, "must be true or false")
         if self.recompute not in ("none", "selective", "full"):
             raise SpecError("layout.recompute", self.recompute, "unknown kind", "use none, selective or full")
         if self.zero_buckets not in ("layer", "stage"):
             raise SpecError("layout.zero_buckets", self.zero_buckets, "unknown kind", "use layer or stage")
-        object.__setattr__(self, "layers_per_stage", tuple(self.layers_per_stage))
+        split = self.layers_per_stage
+        whole = isinstance(split, (list, tuple)) and all(map(_is_whole, split))
+        require(whole, "layout.layers_per_stage", split, "must be a list of whole numbers")
+        object.__setattr__(self, "layers_per_stage", tuple(split))
         if self.layers_per_stage:
             chunks = self.pp * self.virtual_stages
             require(
@@ -86,13 +93,10 @@ class Layout:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Layout:
-        unknown = sorted(set(data) - set(Layout.__dataclass_fields__))
+        unknown = sorted(map(str, set(data) - set(Layout.__dataclass_fields__)))
         if unknown:
             raise SpecError("layout", unknown, "unknown keys", f"known: {', '.join(Layout.__dataclass_fields__)}")
-        known = dict(data)
-        if "layers_per_stage" in known:
-            known["layers_per_stage"] = tuple(known["layers_per_stage"])
-        return Layout(**known)
+        return Layout(**data)
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -124,6 +128,10 @@ class Layout:
         if self.recompute != "none":
             text += f" {self.recompute}-recompute"
         return text
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _whole(key: str, value: str) -> int:

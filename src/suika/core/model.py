@@ -44,12 +44,15 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.family not in ("gpt", "llama"):
             raise SpecError("model.family", self.family, "unknown family", "use gpt or llama")
-        for field in ("layers", "hidden", "ffn", "heads", "vocab"):
-            value = getattr(self, field)
-            require(isinstance(value, int) and value > 0, f"model.{field}", value, "must be a positive whole number")
         for field, value in vars(self).items():
-            if isinstance(value, int):
-                require(abs(value) <= LARGEST, f"model.{field}", value, f"must be at most {LARGEST}")
+            if field in ("name", "family", "tied", "qkv_bias", "rope_theta", "norm_eps"):
+                continue
+            least = int(field in ("layers", "hidden", "ffn", "heads", "vocab"))
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require(whole and value >= least, f"model.{field}", value, f"must be a whole number >= {least}")
+            require(value <= LARGEST, f"model.{field}", value, f"must be at most {LARGEST}")
+        require(self.rope_theta > 0, "model.rope_theta", self.rope_theta, "must be > 0")
+        require(self.norm_eps > 0, "model.norm_eps", self.norm_eps, "must be > 0")
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_dim:
