@@ -74,8 +74,10 @@ def run_demo(text: Path | None, out: Path, show: Show, rivals: bool = True) -> D
 
 @contextmanager
 def _workplace(out: Path) -> Iterator[Path]:
-    """Sockets, snapshots and tokens while the demo runs; gone after it, however it ends, but for the logs. What else lies
-    in `out` is not ours to touch."""
+    """Sockets, snapshots and tokens while the demo runs; gone after it, however it ends, but for the logs.
+
+    Whatever else lies in `out` is not ours to touch.
+    """
     with tempfile.TemporaryDirectory(prefix=".work-", dir=out) as folder:
         try:
             yield Path(folder)
