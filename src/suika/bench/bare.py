@@ -50,15 +50,15 @@ class BareMove:
     """Seconds are of the slowest participant, bytes summed over all or, where it says so, of the worst."""
 
     exact: bool  # every element of the new state is, bit by bit, the one its place calls for
-    copied_bytes: int  # crossed a link; adopted buffers did not
-    adopted_bytes: int
+    moved_bytes: int  # received from another device
+    adopted_bytes: int  # of those: no byte was copied
     kept_copied_bytes: int  # in kept buffers that came back as other memory
     recut_bytes: int  # copied inside a device, because the new layout cuts them differently
     peak_extra_bytes: int  # worst rank: held at once - max(old, new)
     transfer_s: float  # of the move
     phase_s: dict[str, float]
     bare_s: float  # of the same chunks alone, median of the laps
-    worst_bytes: int  # into the participant that received most
+    worst_bytes: int  # copied into the participant that received most
 
 
 def measure(
@@ -82,7 +82,7 @@ def measure(
     laps = [max(times) for times in zip(*(m["laps_s"] for m in said), strict=True)]
     return BareMove(
         exact=all(m["exact"] for m in said),
-        copied_bytes=sum(m["received_bytes"] for m in said),
+        moved_bytes=sum(m["received_bytes"] for m in said),
         adopted_bytes=sum(m["adopted_bytes"] for m in said),
         kept_copied_bytes=sum(m["kept_copied_bytes"] for m in said),
         recut_bytes=sum(m["recut_bytes"] for m in said),
@@ -90,7 +90,7 @@ def measure(
         transfer_s=max(m["phase_s"]["transfer"] for m in said),
         phase_s={phase: max(m["phase_s"][phase] for m in said) for phase in said[0]["phase_s"]},
         bare_s=statistics.median(laps),
-        worst_bytes=max(m["received_bytes"] for m in said),
+        worst_bytes=max(m["received_bytes"] - m["adopted_bytes"] for m in said),
     )
 
 

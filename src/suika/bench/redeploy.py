@@ -165,7 +165,7 @@ def _figures(records: Sequence[Redeployment], probes: Sequence[bare.BareMove]) -
     return {
         "mode": "keep",
         **{name: statistics.median(values) for name, values in columns.items()},
-        "moved_bytes": first.copied_bytes,
+        "moved_bytes": first.moved_bytes,
         "adopted_bytes": first.adopted_bytes,
         "network_bytes": records[0].network_bytes,
         "copied_resident_bytes": max(probe.kept_copied_bytes for probe in probes),

@@ -46,7 +46,7 @@ class MoveReport:
     sent_bytes: int = 0
     local_copy_bytes: int = 0  # same device, but cut differently
     kept_bytes: int = 0  # rebound
-    adopted_bytes: int = 0  # taken over from another process as they are
+    adopted_bytes: int = 0  # of those received: came with a buffer that was taken over as it is, no byte copied
     hashed_bytes: int = 0
     allocated_bytes: int = 0
     staging_bytes: int = 0
@@ -170,8 +170,8 @@ class _Mover:
         self.new.buffers.update(buffers)
         sizes = {name: t.numel() * t.element_size() for name, t in buffers.items()}
         self.report.kept_bytes = sum(size for name, size in sizes.items() if name in self.kept)
-        self.report.adopted_bytes = sum(size for name, size in sizes.items() if name in self.adopted)
-        self.report.allocated_bytes = sum(sizes.values()) - self.report.kept_bytes - self.report.adopted_bytes
+        adopted_bytes = sum(size for name, size in sizes.items() if name in self.adopted)
+        self.report.allocated_bytes = sum(sizes.values()) - self.report.kept_bytes - adopted_bytes
 
     def copy_residents(self) -> None:
         """Cells that stay on this device but not in the same buffer, each compared with its source."""
@@ -213,8 +213,9 @@ class _Mover:
                 continue
             if self.near is not None and self.near.reads(stream):
                 if stream.dst == self.me:
-                    copied, problem = self.near.read(stream, message, self.new)
-                    self.report.received_bytes += copied
+                    copied, adopted, problem = self.near.read(stream, message, self.new)
+                    self.report.received_bytes += copied + adopted
+                    self.report.adopted_bytes += adopted
                     self.problem = self.problem or problem
                 continue
             if len(in_flight) >= WINDOW:

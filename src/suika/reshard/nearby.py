@@ -82,20 +82,21 @@ class Nearby:
         together = self.neighbours | {self.me}
         return needer in together and not together.isdisjoint(holders)
 
-    def read(self, stream: Stream, message: Message, target: Side) -> tuple[int, str]:
-        """Copy one message from its owner's memory; (bytes copied, what went wrong or nothing)."""
-        source, copied = self.sides[stream.hop, stream.src], 0
+    def read(self, stream: Stream, message: Message, target: Side) -> tuple[int, int, str]:
+        """Copy one message from its owner's memory; (bytes copied, bytes adopted, what went wrong or nothing)."""
+        source, copied, adopted = self.sides[stream.hop, stream.src], 0, 0
         for _, cell, low, high in parts(stream, message, self.plan.groups):
             if target.buffer_of(cell) in self.adopted:
+                adopted += high - low
                 continue
             there, here = source.view(cell), target.view(cell)
             for box in boxes(cell, low, high):
                 want, got = there[box.slices], here[box.slices]
                 got.copy_(want)
                 if not same_bits(got, want):
-                    return copied, f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
+                    return copied, adopted, f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
             copied += high - low
-        return copied, ""
+        return copied, adopted, ""
 
     def _map(self) -> None:
         """Map now what `read` will need."""
