@@ -156,6 +156,7 @@ def test_labelled_moves_between_processes_of_two_nodes(tmp_path: Path, precision
     """Common memory inside the nodes, gloo between them; descriptors stay flat."""
     shape, where = replace(SHAPE, precision=precision), labels.cluster(nodes=2, devices=2)
     path = [_plan(shape, where, *stop) for stop in PATH]
+    assert any(plan_move(shape, old, new, where).forwards for old, new in pairwise(path)), "copies fan out in a node"
 
     def body(rank: int, gloo: Gloo) -> tuple[int, int, int]:
         device, adopted, near_bytes = where.devices[rank], 0, 0
