@@ -96,10 +96,17 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, signal_number: int) -> Non
     assert not [name for name in mine if "suika-restart" in name]
 
 
-def test_data_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path / "out", "--data", str(tmp_path / "nothing"))
-    stdout, stderr = demo.communicate(timeout=60)
-    assert demo.returncode == 2
-    assert stdout == ""
-    assert "does not exist" in stderr
-    assert "Traceback" not in stderr
+def test_what_cannot_be_read_or_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("short")
+    wrong = [
+        (["--data", str(tmp_path / "nothing")], tmp_path / "out", "does not exist"),
+        (["--data", str(tmp_path / "short")], tmp_path / "out", "more than 64"),
+        ([], tmp_path / "short" / "out", "cannot be made"),
+    ]
+    for options, out, why in wrong:
+        demo = start_demo(out, *options)
+        stdout, stderr = demo.communicate(timeout=60)
+        assert demo.returncode == 2
+        assert stdout == ""
+        assert why in stderr
+        assert "Traceback" not in stderr

@@ -19,13 +19,13 @@ from pathlib import Path
 from suika.control.service import Service
 from suika.control.store import Event
 from suika.core.cluster import parse_cluster_shorthand
-from suika.core.errors import SpecError
+from suika.core.errors import SpecError, require
 from suika.core.job import ENDED, Job, JobState
 from suika.core.plan import Plan
 from suika.demo.result import DemoResult, JobResult, MoveResult
 from suika.demo.rival import add_rivals, cold_restart
 from suika.demo.scene import LiveScene, Recorder, StepSeen
-from suika.demo.script import CLUSTER, events
+from suika.demo.script import CLUSTER, SEQUENCE_LENGTH, events
 from suika.demo.show import Show
 from suika.demo.tell import tell, write_events
 from suika.demo.timeline import Mark
@@ -41,12 +41,17 @@ POLL_S = 0.05
 def run_demo(text: Path | None, out: Path, show: Show, rivals: bool = True) -> DemoResult:
     """Play the demo on `text` (a file or folder; by default the sources of this Python) and write into `out`."""
     began_s = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError("out", str(out), f"cannot be made: {error.strerror}", "give another folder") from None
     with _workplace(out) as work:
         show.phase("reading text")
         data = work / "text.bin"
         source, pattern = (text, "*") if text else (Path(sysconfig.get_paths()["stdlib"]), "*.py")
         manifest = prepare(source, data, pattern=pattern, max_bytes=TEXT_BYTES)
+        enough = manifest.num_tokens > SEQUENCE_LENGTH
+        require(enough, "data", str(source), f"holds {manifest.num_tokens} tokens", f"give more than {SEQUENCE_LENGTH}")
         show.say(f"{manifest.num_tokens:,} tokens from {manifest.num_files} files below {source}")
         show.phase("bringing up 8 devices")
         recorder = Recorder()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 CLUSTER = "2x4:cpu"
+SEQUENCE_LENGTH = 64
 VOCAB = 257  # bytes, and the end of a file
 THREE_AXES = "tp=2,pp=2,dp=1,micro_batch=2"
 UNEVEN = "tp=1,pp=2,dp=2,micro_batch=2,layers_per_stage=2:3"
@@ -64,7 +65,13 @@ def small(data: Path) -> dict[str, Any]:
 
 def _job(name: str, model: dict[str, Any], data: Path, **rest: Any) -> dict[str, Any]:
     optimizer = {"lr": 3e-3, "warmup_steps": 5}
-    fixed = {"sequence_length": 64, "precision": "fp64", "optimizer": optimizer, "seed": 7, "snapshot_every_steps": 0}
+    fixed = {
+        "sequence_length": SEQUENCE_LENGTH,
+        "precision": "fp64",
+        "optimizer": optimizer,
+        "seed": 7,
+        "snapshot_every_steps": 0,
+    }
     return {"name": name, "model": model, "data": str(data)} | fixed | rest
 
 
