@@ -93,7 +93,7 @@ def inbound_bytes(
     return inbound
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=16)  # 8 MB each at 1,024 ranks
 def _overlap(
     shape: JobShape, old: Layout, new: Layout, old_order: tuple[str, ...], new_order: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:

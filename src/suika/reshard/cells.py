@@ -74,7 +74,7 @@ class Group:
         return tuple(sorted(cells, key=lambda cell: -cell.item_bytes))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)  # up to some MB each
 def groups_of(
     shape: JobShape,
     old: Layout,
@@ -178,7 +178,7 @@ def _rows(tensors: tuple[LogicalTensor, ...], side: Cuts, cut: Found) -> np.ndar
     for index, tensor in enumerate(tensors):
         for kind in (WEIGHT, OPTIMIZER):
             for left, right, start, stop, holders in disjoint(cut[tensor.name, kind]):
-                holder_set, width = side.intern(holders), right - left
+                holder_set, width = side.number(holders), right - left
                 first, head = divmod(start, width)
                 last, tail = divmod(stop, width)
                 if first == last:  # inside one row

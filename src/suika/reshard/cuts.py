@@ -51,25 +51,24 @@ class Cuts:
         chunks = layout.chunk_bounds(self.model)
         self.stage_of = [c % layout.pp for c, (first, last) in enumerate(chunks) for _ in range(first, last)]
         self._chunk_of = [chunk for chunk in chunks for _ in range(*chunk)]
-        self._sets: dict[Holders, int] = {}
+        self._number: dict[Holders, int] = {}
+        self._holders: list[Holders] = []
         self._ranks: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def intern(self, holders: Holders) -> int:
-        return self._sets.setdefault(holders, len(self._sets))
+    def number(self, holders: Holders) -> int:
+        """A small number for a set of holders, the same for equal sets."""
+        if holders not in self._number:
+            self._number[holders] = len(self._holders)
+            self._holders.append(holders)
+        return self._number[holders]
 
-    def ranks(self, holder_set: int, stage: int) -> tuple[int, ...]:
-        known = self._ranks.get((holder_set, stage))
+    def ranks(self, number: int, stage: int) -> tuple[int, ...]:
+        """The ranks of holder set `number`, whose places are counted from `stage`; ascending."""
+        known = self._ranks.get((number, stage))
         if known is None:
-            if len(self._members) < len(self._sets):
-                self.__dict__.pop("_members")
-            places = np.fromiter(self._members[holder_set], dtype=np.int64) + stage * self._per_stage
-            known = tuple(sorted(self._rank_at[places].tolist()))
-            self._ranks[holder_set, stage] = known
+            places = np.fromiter(self._holders[number], dtype=np.int64) + stage * self._per_stage
+            known = self._ranks[number, stage] = tuple(sorted(self._rank_at[places].tolist()))
         return known
-
-    @cached_property
-    def _members(self) -> list[Holders]:
-        return list(self._sets)
 
     def signature(self, layer: int) -> tuple[object, ...]:
         """Equal for layers that are cut alike: where in the layer slices end, and whose they are."""

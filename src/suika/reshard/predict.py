@@ -71,7 +71,7 @@ def predict(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: Pace 
     return predict_move(shape, old, new, cluster, pace or pace_of(cluster)).move
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def predict_move(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: Pace) -> Prediction:
     """`predict` with everything that is known; a pure function, cached by all its arguments."""
     devices = tuple(dict.fromkeys((*old.devices, *new.devices)))
@@ -146,7 +146,7 @@ class MovePredictor:
         return is_uniform(self.cluster)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def _placed_move(
     shape: JobShape,
     old: Layout,

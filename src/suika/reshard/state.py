@@ -192,7 +192,7 @@ def shard_box(tensor: LogicalTensor, tp: int, tp_rank: int) -> Box:
     return Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def rank_regions(
     model: ModelSpec,
     layout: Layout,
