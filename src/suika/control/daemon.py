@@ -86,7 +86,8 @@ class Daemon:
             host, port, cert, key = self._door_settings
             self._door = NetDoor(app, host, port, cert, key)
             _make_first_accounts(self.accounts, self.folder)
-            calls: Mapping[str, Any] = {**self.api.calls(), "status": self.status, "down": self.down}
+            own = (self.status, self.down, self.quotas, self.set_quota)
+            calls: Mapping[str, Any] = {**self.api.calls(), **{call.__name__: call for call in own}}
             self._server = SocketServer(self.folder / "controller.sock", calls)
             _write(self.folder / "controller.json", json.dumps({"pid": os.getpid(), "url": self.url}))
         except BaseException:
@@ -114,6 +115,16 @@ class Daemon:
         self.ends_jobs = True
         self.stopped.set()
         return {"pid": os.getpid(), "jobs_ended": active}
+
+    def quotas(self) -> dict[str, int]:
+        """Devices per tenant; no entry: no limit."""
+        return self.accounts.quotas()
+
+    def set_quota(self, tenant: str, devices: int | None) -> dict[str, int]:
+        """For all of the tenant's jobs together; None lifts the limit. Counts from the next decision on."""
+        self.accounts.set_quota(tenant, devices)
+        self.controller.call(lambda: self.controller.state.limit(self.accounts.quotas()))
+        return self.accounts.quotas()
 
     def close(self) -> None:
         if self._server is not None:
