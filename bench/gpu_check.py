@@ -64,9 +64,13 @@ def median_s(body: Callable[[], Any], laps: int = 7) -> float:
 
 def in_processes(size: int, body: Callable[[int, Gloo], Any]) -> list[Any]:
     """`body(rank, gloo)` in spawned processes; their results by rank. Raises what the first failing one raised."""
+    with tempfile.TemporaryDirectory(prefix="suika-gpu-") as folder:
+        return _run(size, body, f"{folder}/store")
+
+
+def _run(size: int, body: Callable[[int, Gloo], Any], store: str) -> list[Any]:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    store = f"{tempfile.mkdtemp(prefix='suika-gpu-')}/store"
     processes = [context.Process(target=_process, args=(rank, size, store, body, results)) for rank in range(size)]
     for process in processes:
         process.start()

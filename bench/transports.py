@@ -39,19 +39,22 @@ def main() -> None:
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 16, 256])
     parser.add_argument("--laps", type=int, default=9)
     arguments = parser.parse_args()
-    store = f"{tempfile.mkdtemp(prefix='suika-bench-')}/store"
+    with tempfile.TemporaryDirectory(prefix="suika-bench-") as folder:
+        found = measure(f"{folder}/store", arguments.mib, arguments.laps)
+    print(json.dumps({"load": os.getloadavg()[0], "cases": found}, indent=2))
+
+
+def measure(store: str, sizes_mib: list[int], laps: int) -> list[dict[str, Any]] | None:
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
-    processes = [
-        context.Process(target=_process, args=(rank, store, arguments.mib, arguments.laps, theirs)) for rank in (0, 1)
-    ]
+    processes = [context.Process(target=_process, args=(rank, store, sizes_mib, laps, theirs)) for rank in (0, 1)]
     for process in processes:
         process.start()
     found = mine.recv() if mine.poll(600) else None
     for process in processes:
         process.join(10)
         process.kill()
-    print(json.dumps({"load": os.getloadavg()[0], "cases": found}, indent=2))
+    return found
 
 
 def _process(rank: int, store: str, sizes_mib: list[int], laps: int, pipe: Any) -> None:
