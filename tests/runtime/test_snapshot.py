@@ -130,6 +130,16 @@ def test_a_slow_writer_does_not_lose_the_snapshot_that_overtook_it(monkeypatch: 
     assert (complete.step, keeper.newest, keeper.busy) == (20, ("/20", 20), False)
 
 
+def test_a_snapshot_that_is_published_during_a_commit_counts(run: Callable[..., Watched]) -> None:
+    job_run, rank = run(spec()), Member("rank", Device("a", 0), 0.0)
+    job_run.generation = 2
+    job_run._hear(rank, {"say": "published", "generation": 1, "step": 10, "path": "/10"})
+    assert job_run.keeper.newest == ("/10", 10)
+    job_run._hear(rank, {"say": "published", "generation": 1, "step": 5, "path": "/5"})
+    assert job_run.keeper.newest == ("/10", 10)
+    assert [event.step for event in job_run.events if isinstance(event, Snapshotted)] == [10]
+
+
 def test_a_job_saves_at_its_interval_and_when_asked(run: Callable[..., Watched]) -> None:
     job = spec(steps=30, snapshot_every_steps=10)
     job_run = run(job)

@@ -177,7 +177,8 @@ class JobRun:
 
     def _hear(self, member: Member, message: Message) -> None:
         """What ranks say unasked: their steps and their snapshots."""
-        if message.get("generation") != self.generation:
+        # A snapshot that became complete while the job moved on is one all the same: older ones may be gone by now.
+        if message.get("generation") != self.generation and message["say"] != "published":
             return
         if message["say"] == "step":
             self.step = message["step"]

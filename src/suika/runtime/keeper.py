@@ -50,6 +50,8 @@ class SnapshotKeeper:
                 stall_s = pending.stall_s if pending and not overtaken else 0.0
                 if not overtaken:
                     self._pending, self.error = None, None
+                if step < self.newest[1]:
+                    return None
                 self.newest = (message["path"], step)
                 return Snapshotted(self._gang.job_id, generation, step, message["path"], stall_s)
             case _ if overtaken or place == self._failed:
