@@ -22,7 +22,7 @@ from suika.estimate.step import price
 
 TERMS = (*OP_CLASSES, "job")
 JOB_SD = 0.10
-ROW_SD = 0.06  # of log(step time) between two runs of one layout, and what the model's form leaves over
+ROW_SD = 0.08  # of log(step time) between two runs of one layout, and what the model's form leaves over
 DOUBT = 1.5  # a surprise of more standard deviations than this counts as this many
 TRAFFIC = ("tp", "cp", "ep", "p2p", "dp", "network")
 CPU_JOB_SD, CPU_TRAFFIC_SD = 0.5, 0.7

@@ -22,7 +22,7 @@ from suika.estimate.step import price
 
 HUBER = 0.08
 FAMILY_SD = 0.05
-PRIOR_SHARE = 0.25  # of a job's prior spread that is left for what all jobs have in common
+PRIOR_SHARE = 0.15  # of a job's prior spread that is left for what all jobs have in common
 FAMILY_ROWS = 40
 STEP = 1e-4  # of a log factor, for slopes
 

@@ -13,6 +13,7 @@ from suika.estimate.step import layer_parameters
 GB = 1e9
 CONTEXT_BYTES = 0.7 * GB  # CUDA context, libraries and workspaces that a framework's own count leaves out
 COMMUNICATOR_BYTES = 0.3 * GB  # buffers of one NCCL communicator; users report up to 0.7 GB
+UPDATE_BYTES = 0.4 * GB  # workspaces of the libraries and of the optimizer's update
 FRAGMENTATION = 0.04  # of what the allocator holds
 SPREAD = 0.06  # standard deviation of log(peak / predicted), for the p90
 
@@ -84,14 +85,16 @@ def _stage(g: Grid, layers: Array, embedding: Array, head: Array, flying: Array)
     kept = np.where(g.recompute == 2, e * tokens * g.hidden / _sp(g), per_layer)
     live = np.where(g.recompute == 2, per_layer, 0.0)
     logits = head * tokens * g.vocab / g.tp * np.where(g.fused_loss > 0, 6.0, 10.0)
+    # ZeRO-3 gathers two layers at a time; not while the logits stand, whose place they take.
+    gathered = np.maximum(2 * layer_p * e - logits, 0.0)
     return {
-        "weights": sharded(e, 3) + np.where(g.zero >= 3, 2 * layer_p * e, 0.0),
+        "weights": sharded(e, 3),
         "gradients": sharded(np.where(full_precision, e, g.grad_bytes) * trained, 2),
         "optimizer": sharded(np.where(full_precision, 2 * e, 12.0) * trained, 1),
         "activations": kept * layers * flying + live,
         "logits": logits,
-        "temporary": 3 * e * g.hidden * g.ffn / g.tp,
-        "update": np.where(g.zero >= 1, 0.0, 0.0) + 0.4 * GB * np.where(g.memory_bytes > 8 * GB, 1.0, 0.0),
+        "temporary": np.where(g.zero >= 3, gathered, 3 * e * g.hidden * g.ffn / g.tp),
+        "update": UPDATE_BYTES * np.where(g.memory_bytes > 8 * GB, 1.0, 0.0),
     }
 
 
