@@ -39,7 +39,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"steps": 0}, "job.steps", "greater than or equal to 1"),
     ({"global_batch": "many"}, "job.global_batch", "integer"),
     ({"optimizer": {"lr": float("nan")}}, "job.optimizer.lr", "finite"),
-    ({"precision": "bf16"}, "job.precision", "fp32 or fp64"),
+    ({"precision": "int4"}, "job.precision", "bf16"),
     ({"model": MODEL | {"experts": 4, "experts_per_token": 2}}, "job.model.experts", "no experts"),
     ({"model": MODEL | {"vocab": 200}}, "job.model.vocab", "257"),
     ({"layout": {"zero": 3}}, "layout.zero", "use 1"),

@@ -14,6 +14,7 @@ from suika.core.job import DeviceRange, JobSpec, parse_job
 from suika.core.layout import Layout
 from suika.core.snapshot import ScalingCurve
 from suika.train.data import END_OF_FILE, load_manifest, manifest_path
+from suika.train.limits import check_runnable
 
 CurveOf = Callable[[JobSpec], ScalingCurve]
 
@@ -61,13 +62,7 @@ def check_data(spec: JobSpec) -> None:
 
 def check_offered(spec: JobSpec) -> None:
     """Raise for what the built-in trainer does not run (it checks again, once its processes are up)."""
-    known = spec.precision in ("fp32", "fp64")
-    require(known, "job.precision", spec.precision, "the built-in trainer cannot run it", "use fp32 or fp64")
-    require(spec.model.experts == 0, "job.model.experts", spec.model.experts, "the built-in trainer has no experts")
-    if isinstance(spec.layout, Layout):
-        for field in ("cp", "ep", "virtual_stages", "zero"):
-            value = getattr(spec.layout, field)
-            require(value <= 1, f"layout.{field}", value, "the built-in trainer cannot run it", "use 1")
+    check_runnable(spec, spec.layout if isinstance(spec.layout, Layout) else Layout())
 
 
 def check_devices(spec: JobSpec, cluster: Cluster) -> None:
