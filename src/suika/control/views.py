@@ -43,10 +43,11 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
     active = state.active()
     going = {waiting.decision.job_id: waiting for waiting in state.waiting}
     _measure(state, pricing, active)
+    usual = usual_slowdown(state)
     return Snapshot(
         now_s=now,
         cluster=state.cluster,
-        jobs=tuple(_view(state, pricing, job, going.get(job.id), now) for job in active),
+        jobs=tuple(_view(state, pricing, job, going.get(job.id), now, usual) for job in active),
         move_cost=pricing.move_cost({job.id: job.spec for job in active}),
         down=frozenset(state.down),
         draining=state.store.draining(),
@@ -68,7 +69,7 @@ def usual_slowdown(state: State) -> float:
     return statistics.median([w.slowdown for w in state.watches.values() if w.slowdown is not None] or [1.0])
 
 
-def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:
+def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float, usual: float) -> JobView:
     watch, spec = state.watch(job.id), job.spec
     plan = _present_plan(job, going)
     until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0)
@@ -80,7 +81,7 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
         submitted_s=job.submitted_s,
         remaining_steps=spec.steps - job.steps_done,
         done_steps=job.steps_done,
-        curve=pricing.curve(spec, watch.slowdown or usual_slowdown(state)),
+        curve=pricing.curve(spec, watch.slowdown or usual),
         min_devices=spec.devices.min,
         max_devices=spec.devices.max,
         tenant=spec.tenant,

@@ -1,0 +1,125 @@
+"""A controller that starts over a full store: 1,000 active and 9,000 ended jobs, 1,000 nodes.
+
+    python bench/control_scale.py [--active 1000] [--ended 9000] [--nodes 1000] [--policy suika]
+
+Fills a SQLite store in a temporary folder, then starts the service over it in this process and reports, as one JSON
+document: seconds from opening the store to the end of the first decision cycle, seconds per cycle after that, the
+first page of 100 jobs over the network door (server and client on this machine), and this process's peak memory. The
+nodes are in memory: they are connected to the hub and silent, and no process runs on them; all active jobs queue at
+first, and the cycle hands out devices to as many as the devices allow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from suika.agent.link import PROTOCOL, Wire
+from suika.control.daemon import Daemon
+from suika.control.database import DatabaseStore
+from suika.control.store import News
+from suika.core.cluster import Node, parse_cluster_shorthand
+from suika.core.decision import Reason, ReasonCode
+from suika.core.job import Job, JobState, parse_job
+
+MODEL = {"family": "llama", "layers": 32, "hidden": 4096, "ffn": 11008, "heads": 32, "vocab": 32000}
+WHY = Reason(ReasonCode.CANCELLED, "the benchmark fills its store")
+
+
+def fill(url: str, text: Path, num_active: int, num_ended: int, nodes: tuple[Node, ...]) -> None:
+    store = DatabaseStore(url)
+    for index in range(num_ended + num_active):
+        body = {"name": f"job-{index}", "model": MODEL, "data": str(text), "global_batch": 64, "steps": 1000 + index}
+        body |= {"sequence_length": 2048, "devices": {"min": 1 + index % 4, "max": 8}, "precision": "bf16"}
+        job = Job(f"j{index}", parse_job(body), 1000.0 + index)
+        store.add(job, News(job.submitted_s, "submitted", {"body": ""}))
+        if index < num_ended:
+            store.put(job.to(JobState.CANCELLED, WHY, ended_s=2000.0 + index), News(2000.0 + index, "job-cancelled"))
+    for node in nodes:
+        store.remember(node)
+    store.close()
+
+
+def connect(daemon: Daemon, node: Node) -> None:
+    """A node that is there and takes every order, in memory."""
+    wire, connection = Wire(), object()
+    hello = {"protocol": PROTOCOL, "node": asdict(node), "incarnation": "one", "controller": None, "received": 0}
+    _, answer = daemon.hub.join(hello, connection)
+    wire.connect(lambda frame: daemon.hub.receive(node.name, connection, json.dumps(frame)), answer["received"])
+    daemon.hub.ready(node.name, connection, lambda frame: wire.take(frame) and None, 0)
+    wire.put({"event": "hello", "processes": []})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--active", type=int, default=1000)
+    parser.add_argument("--ended", type=int, default=9000)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--policy", default="suika")
+    arguments = parser.parse_args()
+    nodes = parse_cluster_shorthand(f"{arguments.nodes}x8:A800").nodes
+    with tempfile.TemporaryDirectory(prefix="suika-scale-") as folder:
+        home = Path(folder)
+        text = home / "text"
+        text.write_text("some text to train on\n" * 1000)
+        fill(f"sqlite:///{home}/suika.db", text, arguments.active, arguments.ended, nodes)
+        print(json.dumps(measure(home, arguments.policy, nodes), indent=2))
+
+
+def measure(home: Path, policy: str, nodes: tuple[Node, ...]) -> dict[str, Any]:
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    daemon = Daemon(home, policy=policy)
+    opened_s = time.perf_counter() - began_s
+    took_s: list[float] = []
+    cpu_s: list[float] = []
+    ended_s: list[float] = []
+    decide = daemon.controller.actor.decide
+
+    def timed() -> Any:
+        at_s, at_cpu_s = time.perf_counter(), time.thread_time()
+        result = decide()
+        cpu_s.append(time.thread_time() - at_cpu_s)
+        took_s.append(time.perf_counter() - at_s)
+        ended_s.append(time.perf_counter() - began_s)
+        return result
+
+    daemon.controller.actor.decide = timed  # type: ignore[method-assign]
+    with daemon:
+        while not ended_s:
+            time.sleep(0.005)
+        first_s, first_cpu_s = ended_s[0], time.process_time() - began_cpu_s
+        token = (home / "admin.token").read_text().strip()
+        with httpx.Client(base_url=daemon.url, headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
+            client.get("/v1/jobs")
+            pages_s = [client.get("/v1/jobs?limit=100").elapsed.total_seconds() for _ in range(10)]
+            pages_s += [client.get("/v1/jobs?all=true&limit=100").elapsed.total_seconds() for _ in range(10)]
+        before = len(took_s)
+        for node in nodes:
+            connect(daemon, node)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and (len(took_s) < before + 3 or daemon.controller.state.changed):
+            time.sleep(0.05)
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "policy": policy,
+        "open_s": opened_s,
+        "open_to_first_decision_s": first_s,
+        "open_to_first_decision_cpu_s": first_cpu_s,  # what an idle machine would need
+        "cycle_s": {"first": took_s[0], "median_with_nodes": statistics.median(took_s[before:] or [0.0])},
+        "cycle_cpu_s": {"first": cpu_s[0], "median_with_nodes": statistics.median(cpu_s[before:] or [0.0])},
+        "first_page_of_100_s": {"p50": statistics.median(pages_s), "max": max(pages_s)},
+        "controller_peak_bytes": peak_bytes,
+    }
+
+
+if __name__ == "__main__":
+    main()
