@@ -202,35 +202,43 @@ def _share(
 def _leftovers(books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, free: np.ndarray) -> None:
     """Spend `free` [B] on steps up the hull, most time saved per device first; rewrites `column` and `free`."""
     for row in np.flatnonzero(free).tolist():
-        jobs = np.flatnonzero(column[row] > WAITS)
-        gain, step = _next_step(books, remaining[row], had, column[row], row, jobs)
-        while True:
-            gain[step > free[row]] = -np.inf
-            best = int(gain.argmax()) if len(gain) else 0
-            if not len(gain) or gain[best] <= 0:
+        jobs, upper, gain, more = _steps_up(books, remaining[row], had, column, row)
+        left = int(free[row])
+        while len(jobs):
+            gain[more > left] = 0.0
+            best = int(gain.argmax())
+            if gain[best] <= 0:
                 break
-            free[row] -= step[best]
-            one = jobs[best : best + 1]
-            now = column[row, one[0]]
-            held = had.devices[row, one[0]] if now == KEPT else books.hull_devices[now, one[0]]
-            column[row, one[0]] = int((books.hull_devices[:, one[0]] <= held).sum())
-            gain[best : best + 1], step[best : best + 1] = _next_step(books, remaining[row], had, column[row], row, one)
+            job, taken = int(jobs[best]), int(upper[best])
+            left -= int(more[best])
+            column[row, job], upper[best] = taken, taken + 1
+            gain[best], more[best] = _step_up(books, float(remaining[row, job]), job, taken)
+        free[row] = left
 
 
-def _next_step(
-    books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, row: int, jobs: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds saved per device by the next hull point of each of `jobs`, -inf without one, and its devices."""
-    width = len(books.hull_devices)
-    kept = column[jobs] == KEPT
-    at = np.maximum(column[jobs], 0)
+def _steps_up(
+    books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, row: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of one variant: the jobs that have something and a next hull point; that point; seconds saved per device by going
+    there (0: not worth it); and its devices."""
+    jobs = np.flatnonzero(column[row] > WAITS)
+    at = column[row, jobs]
+    kept = at == KEPT
     held = np.where(kept, had.devices[row, jobs], books.hull_devices[at, jobs])
-    step_s = np.where(kept, had.step_s[row, jobs], books.hull_step_s[at, jobs])
     upper = np.where(kept, (books.hull_devices[:, jobs] <= held).sum(axis=0), at + 1)
-    exists = upper < width
-    upper = np.minimum(upper, width - 1)
+    exists = upper < len(books.hull_devices)
+    jobs, at, kept, held, upper = (array[exists] for array in (jobs, at, kept, held, upper))
     more = books.hull_devices[upper, jobs] - held
+    step_s = np.where(kept, had.step_s[row, jobs], books.hull_step_s[at, jobs])
     saved_s = remaining[jobs] * (step_s - books.hull_step_s[upper, jobs])
     # A change of a job that would run on undisturbed must repay its pause twice.
-    repays = np.where(kept, saved_s > 2 * books.pause_s[jobs], saved_s > 0)
-    return np.where(exists & repays & (more > 0), saved_s / np.maximum(more, 1), -np.inf), more
+    saved_s[kept & (saved_s <= 2 * books.pause_s[jobs])] = 0.0
+    return jobs, upper, saved_s / more, more
+
+
+def _step_up(books: Books, remaining: float, job: int, at: int) -> tuple[float, int]:
+    """Seconds saved per device by the hull point after `at`, and its devices; (0, 0) without one."""
+    if at + 1 >= len(books.hull_devices):
+        return 0.0, 0
+    more = int(books.hull_devices[at + 1, job] - books.hull_devices[at, job])
+    return remaining * float(books.hull_step_s[at, job] - books.hull_step_s[at + 1, job]) / more, more
