@@ -30,6 +30,7 @@ class NetDoor:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
+            self._socket.listen(1024)  # from now on a client waits, rather than being turned away
         except OSError as error:
             self._socket.close()
             require(False, "port", port, f"cannot be bound at {host}: {error}", "0 takes a free one")
