@@ -70,7 +70,8 @@ def run(
     """Real moves on CPU devices: pause, bandwidth and memory, beside checkpoint and restart.
 
     `sizes`: state in GB (0.3, 1.5); `repeats`: moves per case, of which medians are taken; `restarts`: warm restarts
-    per case and medium; `pairs`: numbers of the transitions to run, by default all.
+    per case and medium; with none of either only bare moves are measured. `pairs`: numbers of the transitions to run,
+    by default all.
     """
     chosen = [PAIRS[int(number)] for number in pairs.split(",")] if pairs else PAIRS
     cases: list[dict[str, Any]] = []
@@ -98,14 +99,14 @@ class _Bench:
         self.ends = (one, _plan(spec, pair.other[0], there))
 
     def cases(self, restarts: int, cold: bool) -> list[dict[str, Any]]:
-        records = self._moves()
+        records = self._moves() if self.repeats else []
         found = []
         for old, new in (self.ends, self.ends[::-1]):
             name = f"{self.size} GB: {_short(old)} -> {_short(new)}, {self.pair.note}"
             mine = [record for record in records if record.new == new]
             probes = [self._bare(old, new, lap) for lap in range(3)]
             found.append({"case": name, **_figures(mine, probes), **self._restarts(old, new, restarts, cold)})
-            note(f"{name}: pause {found[-1]['pause_s']:.2f} s, bound {found[-1]['pause_bound_s']:.2f} s, "
+            note(f"{name}: pause {found[-1]['pause_s']} s, bound {found[-1]['pause_bound_s']:.2f} s, "
                  f"restart {found[-1]['checkpoint_restart_warm_s']} s")  # fmt: skip
         return found
 
@@ -161,20 +162,20 @@ def _figures(records: Sequence[Redeployment], probes: Sequence[bare.BareMove]) -
         "bare_link_bytes_per_s": [probe.worst_bytes / probe.bare_s if probe.bare_s else 0.0 for probe in probes],
     }
     first = probes[0]
-    phases = {phase: statistics.median(record.phase_s[phase] for record in records) for phase in records[0].phase_s}
+    phases = records[0].phase_s if records else {}
     return {
         "mode": "keep",
-        **{name: statistics.median(values) for name, values in columns.items()},
+        **{name: statistics.median(values) if values else None for name, values in columns.items()},
         "moved_bytes": first.moved_bytes,
         "adopted_bytes": first.adopted_bytes,
-        "network_bytes": records[0].network_bytes,
+        "network_bytes": records[0].network_bytes if records else None,
         "copied_resident_bytes": max(probe.kept_copied_bytes for probe in probes),
         "recut_bytes": first.recut_bytes,
         "peak_extra_bytes": max(probe.peak_extra_bytes for probe in probes),
         "state_bit_equal": all(probe.exact for probe in probes),
-        "phase_s": phases,
+        "phase_s": {phase: statistics.median(record.phase_s[phase] for record in records) for phase in phases},
         "move_phase_s": {phase: statistics.median(probe.phase_s[phase] for probe in probes) for phase in first.phase_s},
-        "ci95": {name: [min(values), max(values)] for name, values in columns.items()},
+        "ci95": {name: [min(values), max(values)] for name, values in columns.items() if values},
     }
 
 
