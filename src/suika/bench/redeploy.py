@@ -8,6 +8,7 @@ measured by `bare.py` on the same move in processes of its own, right afterwards
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ import numpy as np
 
 from suika.backends.local import LocalBackend
 from suika.bench import bare
-from suika.cli.output import note
 from suika.core.cluster import Cluster, Node
 from suika.core.decision import Reason, ReasonCode
 from suika.core.job import JobSpec, parse_job
@@ -106,8 +106,8 @@ class _Bench:
             mine = [record for record in records if record.new == new]
             probes = [self._bare(old, new, lap) for lap in range(3)]
             found.append({"case": name, **_figures(mine, probes), **self._restarts(old, new, restarts, cold)})
-            note(f"{name}: pause {found[-1]['pause_s']} s, bound {found[-1]['pause_bound_s']:.2f} s, "
-                 f"restart {found[-1]['checkpoint_restart_warm_s']} s")  # fmt: skip
+            shown = ("pause_s", "pause_bound_s", "checkpoint_restart_warm_s")
+            print(f"{name}: " + ", ".join(f"{key} {found[-1][key]}" for key in shown), file=sys.stderr)
         return found
 
     def _moves(self) -> list[Redeployment]:
