@@ -19,12 +19,12 @@ from suika.schedule.policies.order import Fact, by, facts, give, grow, open_devi
 
 @dataclass(frozen=True)
 class Policy:
-    """`shortest`: waiting jobs by predicted run time instead of age. `repay`: growth must save so many pauses."""
+    """`shortest`: waiting jobs by predicted run time (found much better here) instead of by age. `repay`: growth must save so many pauses."""
 
     name: str = "rubick"
     round_s: float = 0.0
     residency: float = 0.0
-    shortest: int = 0
+    shortest: int = 1
     repay: float = 1.0
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
