@@ -19,7 +19,8 @@ from suika.schedule.policies.order import Fact, by, facts, give, grow, open_devi
 
 @dataclass(frozen=True)
 class Policy:
-    """`width`: running jobs with the least loss that are tried per newcomer. `shortest`: by run time (found much better here), not age."""
+    """`width`: running jobs with the least loss that are tried per newcomer.
+    `shortest`: by run time (found much better here), not age."""
 
     name: str = "arena"
     round_s: float = 0.0

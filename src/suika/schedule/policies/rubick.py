@@ -19,7 +19,9 @@ from suika.schedule.policies.order import Fact, by, facts, give, grow, open_devi
 
 @dataclass(frozen=True)
 class Policy:
-    """`shortest`: waiting jobs by predicted run time (found much better here) instead of by age. `repay`: growth must save so many pauses."""
+    """
+    `shortest`: waiting jobs by predicted run time (found much better here) instead of by age.
+    `repay`: growth must save so many pauses."""
 
     name: str = "rubick"
     round_s: float = 0.0
