@@ -66,7 +66,7 @@ def move_nearby(
     return results
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_every_element_arrives_where_its_label_says(data: st.DataObject) -> None:
     shape = data.draw(shapes())
