@@ -25,7 +25,7 @@ from suika.schedule.cycle import run_cycle
 from suika.schedule.policies import load
 from suika.simulate.moves import FlatMoves
 
-DEMAND = 0.42  # smallest gangs against devices: leaves about a tenth of the jobs waiting
+DEMAND = 0.35  # smallest gangs against devices: leaves about a tenth of the jobs waiting
 GANGS = np.array([1, 2, 4, 8, 16, 32])
 GANG_SHARE = np.array([0.18, 0.15, 0.19, 0.25, 0.12, 0.11])  # mean 8.9 devices
 
