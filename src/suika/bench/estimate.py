@@ -27,7 +27,7 @@ def run(
     live: Annotated[
         bool, typer.Option("--live", help="Sample one layout of a real job here, predict the others.")
     ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the live check.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the live check.")] = 1,
 ) -> dict[str, Any]:
     """Errors per family (cold with the family left out, one and three measured rows), speed, and the live check."""
     if live:

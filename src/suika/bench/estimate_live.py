@@ -102,39 +102,43 @@ def running_job() -> Iterator[tuple[JobSpec, JobRun, _Watched]]:
                 run.close()
 
 
-def live(rounds: int = 3, num_steps: int = 8) -> dict[str, Any]:
-    """Sample one layout, predict `PREDICTED`, run them `rounds` times, compare medians."""
+def live(rounds: int = 1, num_steps: int = 6) -> dict[str, Any]:
+    """Run the sampled layout before and after each of `PREDICTED`, and predict the one in the middle from its samples.
+
+    Factors come from the samples' processor seconds. What else runs on the machine is read off the sampled layout as
+    well: so many competing processes as explain its own step time just before and after.
+    """
     cores = len(os.sched_getaffinity(0))
     with running_job() as (spec, run, watched):
         layouts = [Layout.parse(text) for text in (SAMPLED, *PREDICTED)]
         plans = [_plan(layout, spec) for layout in layouts]
         run.start(plans[0], 1).result(TIMEOUT_S)
-        generation, plan_of = 1, {1: 0}
-        times: dict[int, list[float]] = {0: watched.step_times(1, 12 + num_steps)}
-        sampled = list(watched.samples.get(1, []))
-        for _ in range(rounds):
-            for i, plan in enumerate(plans):
-                if generation > 1 or i > 0:
-                    generation += 1
-                    plan_of[generation] = i
-                    reason = Reason(ReasonCode.USER, "the check looks at another layout")
-                    record = run.redeploy(plan, generation, reason).result(TIMEOUT_S)
-                    assert record.error is None, record.error
-                    times.setdefault(i, []).extend(watched.step_times(generation, num_steps))
-                    if i == 0:
-                        sampled.extend(watched.samples.get(generation, []))
+        visits = [(0, 1, watched.step_times(1, 12))]  # (layout, generation, step times)
+        for i in [i for _ in range(rounds) for j in range(1, len(plans)) for i in (j, 0)]:
+            generation = visits[-1][1] + 1
+            reason = Reason(ReasonCode.USER, "the check looks at another layout")
+            record = run.redeploy(plans[i], generation, reason).result(TIMEOUT_S)
+            assert record.error is None, record.error
+            visits.append((i, generation, watched.step_times(generation, num_steps)))
         overhead = _overhead(watched)
     s = live_setting(spec, cores)
-    work = {plan_of[g]: _work_s(samples) for g, samples in watched.samples.items()}
-    known = calibrate(Calibration.prior("cpu", "live"), s, layouts[0].resolve(spec.model), sampled)
-    rows = [_row(s, known, layouts[i], times[i], work.get(i)) for i in range(len(layouts))]
-    errors = [abs(row["error_percent"]) for row in rows[1:]]
+    own = [sample for i, generation, _ in visits if i == 0 for sample in watched.samples.get(generation, [])]
+    known = calibrate(Calibration.prior("cpu", "live"), s, layouts[0].resolve(spec.model), own)
+    s = replace(s, calibration=known)
+    rows = []
+    for before, here, after in zip(visits[::2], visits[1::2], visits[2::2], strict=False):
+        beside = statistics.median([*before[2], *after[2]])
+        rows.append(_row(s, layouts[0], beside, layouts[here[0]], here[2], watched.samples.get(here[1], [])))
+    errors = [abs(row["error_percent"]) for row in rows]
+    work_errors = [abs(row["work_error_percent"]) for row in rows if row["work_error_percent"] is not None]
     return {
         "cores": cores,
         "sampled": SAMPLED,
-        "num_samples": len(sampled),
+        "num_samples": len(own),
         "median_ape": statistics.median(errors),
         "max_ape": max(errors),
+        "work_median_ape": statistics.median(work_errors) if work_errors else None,
+        "median_competitors": statistics.median(row["competitors"] for row in rows),
         "profiler_overhead": overhead,
         "first_sample_step": min((s.step for s in watched.samples.get(1, [])), default=None),
         "layouts": rows,
@@ -160,31 +164,50 @@ def _plan(layout: Layout, spec: JobSpec) -> Plan:
     return Plan.checked(layout, devices, spec.model, spec.global_batch, spec.sequence_length, CLUSTER)
 
 
-def _row(s: Setting, known: Calibration, layout: Layout, times: list[float], work_s: float | None) -> dict[str, Any]:
+def _row(
+    s: Setting, sampled: Layout, beside_s: float, layout: Layout, times: list[float], samples: list[StepSample]
+) -> dict[str, Any]:
     measured = statistics.median(times)
-    cold = estimate_layout(s, layout.resolve(s.model)).step_s
-    warm = estimate_layout(replace(s, calibration=known), layout.resolve(s.model))
+    competitors = _competitors(s, sampled, beside_s)
+    predicted = _step_s(s, layout, competitors)
+    work = sum(measured_parts(steady(samples)).values()) * layout.num_ranks if samples else None
+    expected = _work_s(s, layout)
     return {
         "layout": str(layout),
         "ranks": layout.num_ranks,
         "measured_s": measured,
         "spread_s": statistics.pstdev(times),
-        "cold_s": cold,
-        "predicted_s": warm.step_s,
-        "work_s": work_s,
-        "predicted_work_s": _predicted_work_s(s, known, layout),
-        "error_percent": 100 * (warm.step_s / measured - 1),
+        "sampled_layout_s": beside_s,
+        "competitors": competitors,
+        "predicted_s": predicted,
+        "error_percent": 100 * (predicted / measured - 1),
+        "work_s": work,
+        "predicted_work_s": expected,
+        "work_error_percent": 100 * (expected / work - 1) if work else None,
     }
 
 
-def _work_s(samples: list[StepSample]) -> float:
-    """Processor seconds of all ranks in one step."""
-    return sum(measured_parts(steady(samples)).values()) * len({s.rank for s in samples})
+def _step_s(s: Setting, layout: Layout, competitors: float) -> float:
+    """Step time where `competitors` other processes want the same cores: shares are per process."""
+    cores = s.cores * layout.num_ranks / (layout.num_ranks + competitors)
+    return estimate_layout(replace(s, cores=cores), layout.resolve(s.model)).step_s
 
 
-def _predicted_work_s(s: Setting, known: Calibration, layout: Layout) -> float:
-    columns = LayoutColumns.of([layout], s.model)
-    return float(price(s.grid(columns), known.log_factors).work_s[0])
+def _competitors(s: Setting, layout: Layout, measured_s: float) -> float:
+    """How many competing processes explain the step time of `layout` (bisection; 0 if it needs none)."""
+    low, high = 0.0, 1000.0
+    if _step_s(s, layout, low) >= measured_s:
+        return 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _step_s(s, layout, middle) < measured_s else (low, middle)
+    return low
+
+
+def _work_s(s: Setting, layout: Layout) -> float:
+    """Predicted processor seconds of all ranks in one step."""
+    log = s.calibration.log_factors if s.calibration else {}
+    return float(price(s.grid(LayoutColumns.of([layout], s.model)), log).work_s[0])
 
 
 def _overhead(watched: _Watched) -> float:

@@ -231,7 +231,7 @@ def make_grid(
     global_batch: int,
     sequence_length: int,
     precision: str,
-    cores: int = 0,
+    cores: float = 0,
     fitted: Mapping[str, float] | None = None,
 ) -> Grid:
     """One model's layouts on one device type. `fitted` replaces the shipped factors (see `factors`)."""

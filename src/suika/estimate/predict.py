@@ -32,7 +32,7 @@ class Setting:
     wiring: Wiring
     recipe: Recipe = DEFAULT
     calibration: Calibration | None = None
-    cores: int = 0
+    cores: float = 0  # that emulated devices share; 0: each has its own
 
     def grid(self, layouts: LayoutColumns) -> Grid:
         return make_grid(

@@ -124,7 +124,7 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
 
 def shared_cores_s(path_s: Array, work_s: Array, cores: Array) -> Array:
     """What a critical path of `path_s` gains when all ranks' `work_s` shares `cores` (0: each rank has its own)."""
-    least = np.where(cores > 0, work_s / np.maximum(cores, 1), 0.0)
+    least = np.where(cores > 0, work_s / np.maximum(cores, 1e-3), 0.0)
     return (path_s**CONTENTION + least**CONTENTION) ** (1 / CONTENTION) - path_s
 
 
