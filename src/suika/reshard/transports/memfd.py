@@ -58,8 +58,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy of it in memory that can be shown."""
-    if not tensor.numel() or span_of(tensor) is not None:
+    """`tensor`, or a copy of it in memory that can be shown. What is on a device stays there."""
+    if not tensor.numel() or tensor.device.type != "cpu" or span_of(tensor) is not None:
         return tensor
     copy = empty(tensor.shape, tensor.dtype)
     return copy.copy_(tensor)
