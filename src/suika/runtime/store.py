@@ -7,13 +7,16 @@ no other process can take it in between; a token says whose store it is, so that
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import TCPStore
 
 from suika.runtime.messages import Channel, DisconnectedError
+from suika.runtime.sockets import SocketWatch
 
 HOST = "127.0.0.1"
 TOKEN_KEY = "suika/token"
@@ -60,14 +63,28 @@ def _bind() -> TCPStore:
 def join(host: str, port: int, token: str, timeout_s: float) -> TCPStore:
     """A client of the store at `host:port`, whose waits last `timeout_s`. Raises `StoreRefusedError` unless it holds
     `token`, and soon: what does not answer within a few seconds is no store."""
+    answers = min(timeout_s, _ANSWER_S)
     try:
-        socket.create_connection((host, port), _ANSWER_S).close()  # a TCPStore would try again and again
-        patience = timedelta(seconds=min(timeout_s, _ANSWER_S))
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-        found = store.get(TOKEN_KEY).decode(errors="replace") if store.check([TOKEN_KEY]) else None
+        socket.create_connection((host, port), answers).close()  # a TCPStore would try again and again
+        with _broken_after(answers):  # and wait for ever for the first word of a mute listener
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=answers))
+            found = store.get(TOKEN_KEY).decode(errors="replace") if store.check([TOKEN_KEY]) else None
     except (OSError, RuntimeError) as error:
         raise StoreRefusedError(f"nothing like a store answers at {host}:{port}: {error}") from None
     if found != token:
         raise StoreRefusedError(f"the store at {host}:{port} belongs to another job")
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
+
+
+@contextmanager
+def _broken_after(limit_s: float) -> Iterator[None]:
+    """Connections opened in the block are shut if it takes longer."""
+    watch = SocketWatch()
+    timer = threading.Timer(limit_s, watch.break_connections)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
