@@ -19,7 +19,7 @@ from .conftest import CLUSTER, USER, Watched, plan, spec
 
 LLAMA = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "kv_heads": 2, "vocab": 257}
 GPT = {"family": "gpt", "layers": 3, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257, "tied": True}
-STEPS = 16
+STEPS = 60
 CHAIN = [
     ("tp=1,pp=2,dp=2", "a0 a1 b0 b1"),
     ("tp=2,pp=1,dp=1", "b0 a1"),  # shrink, other axes

@@ -173,7 +173,7 @@ class JobRun:
         if any(("failed", self.generation) in m.said for m in self.ranks.values()):
             self.gang.blame("failed", self.generation, self.ranks.values())
         if any(("ended", self.generation) in m.said for m in self.ranks.values()):
-            raise AllStepsDoneError
+            raise AllStepsDoneError("all steps were done before the cut")
 
     def _hear(self, member: Member, message: Message) -> None:
         """What ranks say unasked: their steps and their snapshots."""

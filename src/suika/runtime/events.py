@@ -35,7 +35,7 @@ class Started(JobEvent):
 
 @dataclass(frozen=True)
 class StepDone(JobEvent):
-    """`at_s` is the end of the step on the ranks' monotonic clock; `loss` is the global mean before the update.
+    """`at_s`: when the coordinator heard of its end (its monotonic clock); `loss`: the global mean before the update.
 
     A loss or norm that is not finite is None: messages carry no NaN.
     """

@@ -96,8 +96,9 @@ class Gang:
             self._processes.send(member.process, {"do": do, "job_id": self.job_id, **content})
 
     def post(self, event: Message) -> None:
-        """Put an event into the inbox; an empty one only wakes the pump up."""
-        self._inbox.put(event)
+        """Put an event into the inbox; an empty one only wakes the pump up. Its arrival is the time that counts: the
+        ranks' own clocks are those of several machines."""
+        self._inbox.put({**event, "arrived_s": time.monotonic()})
 
     def pump(self) -> None:
         """Take in one event, or notice silence. Raises `DiedError`."""
@@ -115,7 +116,7 @@ class Gang:
             case "forked":
                 member.pid = event["pid"]
             case "message":
-                message = event["message"]
+                message = {**event["message"], "at_s": event["arrived_s"]}
                 member.said[message["say"], message.get("generation", 0)] = message
                 self._hear(member, message)
             case "exit":

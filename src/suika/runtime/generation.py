@@ -63,7 +63,8 @@ class Generation:
     def build(job: RankJob, number: int, plan: Plan, store: dist.Store) -> Generation:
         """Groups and program skeleton. Runs beside a training generation; blocks until all ranks of `plan` do it."""
         rank = plan.devices.index(job.device)
-        groups = process_groups.build_groups(store, f"{job.job_id}/{number}", plan.mesh, rank, GROUP_TIMEOUT_S)
+        name = f"{job.job_id}/{number}/{plan.digest}"
+        groups = process_groups.build_groups(store, name, plan.mesh, rank, GROUP_TIMEOUT_S)
         module, _, function = job.program.partition(":")
         build_program = getattr(importlib.import_module(module), function)
         try:

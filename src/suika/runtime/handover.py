@@ -61,6 +61,11 @@ class Handover:
         self._preparer = threading.Thread(target=self._prepare, name="prepare", daemon=True)
         self._preparer.start()
 
+    def is_meant_by(self, message: Message) -> bool:
+        """Whether `message` speaks of this very move. An abort may come before there is a plan to name."""
+        same_plan = self._plan is None or message.get("digest", self._plan.digest) == self._plan.digest
+        return message.get("generation") == self.number and same_plan
+
     # -- the preparing thread -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:

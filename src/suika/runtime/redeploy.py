@@ -120,11 +120,13 @@ class Move:
 
     def _decide(self, commit: Commit) -> None:
         """The point of no return. A leaver may die from here on: what it held has been verified elsewhere."""
-        try:
-            self._gang.drain()
-        except DiedError as death:
-            if death.member.device in self._new:
-                raise
+        while True:
+            try:
+                self._gang.drain()
+                break
+            except DiedError as death:
+                if death.member.device in self._new:
+                    raise
         if not commit():
             raise RefusedError("the owner's record of the job has changed")
 

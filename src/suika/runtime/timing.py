@@ -10,7 +10,7 @@ STEPS_FOR_A_MEDIAN = 5
 
 @dataclass
 class StepTimes:
-    """Ends of the optimizer steps of one generation, on the ranks' monotonic clock, in seconds."""
+    """Ends of one generation's optimizer steps in seconds, as the coordinator heard of them on its monotonic clock."""
 
     ends_s: list[float] = field(default_factory=list)
 

@@ -15,7 +15,6 @@ import queue
 import resource
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -99,8 +98,10 @@ class Rank:
             os._exit(1)  # the fork server is gone, and this job with it
 
     def _hear(self, message: Message) -> None:
+        if message.get("job_id", self._job.job_id) != self._job.job_id:
+            return
         handover = self._handover
-        current = handover is not None and handover.number == message.get("generation")
+        current = handover is not None and handover.is_meant_by(message)
         match message["do"]:
             case "ping":
                 self._say("pong", generation=0)
@@ -134,7 +135,7 @@ class Rank:
 
     def _say(self, say: str, **content: Any) -> None:
         try:
-            self._channel.send({"say": say, "job_id": self._job.job_id, "at_s": time.monotonic(), **content})
+            self._channel.send({"say": say, "job_id": self._job.job_id, **content})
         except DisconnectedError:
             os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Put first on PYTHONPATH by `suika exec`: profiles a PyTorch program that knows nothing of it, and torchrun's children.
+"""Put first on PYTHONPATH by `suika exec`: profiles a PyTorch program that knows nothing of it, torchrun's ranks too.
 
 Standard library and the program's own torch only: Suika need not be installed where the program runs. A step ends when
 the program's first optimizer has stepped. Steps SKIP to SKIP + STEPS run under one Kineto window; the collective log is
