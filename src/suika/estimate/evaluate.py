@@ -7,6 +7,7 @@ sequence, precision and a size bucket.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -63,7 +64,7 @@ def leave_one_family_out(cases: Sequence[Case], skipped: Sequence[Skipped]) -> d
 
 
 def matches(case: Case, family: str) -> bool:
-    parts = [part.strip().lower() for part in family.split("/")]
+    parts = [part.strip().lower() for part in re.split(r"[/|:,]", family)]
     own = (case.source.lower(), case.gpu_type.lower(), case.bucket)
     return all(part in ("", "all", mine) for part, mine in zip(parts, own, strict=False))
 
