@@ -36,7 +36,7 @@ def test_the_demo_keeps_its_promise(tmp_path: Path) -> None:
     told = json.loads(stdout)
     assert told["ok"] is True
     assert told["max_abs_loss_diff"] <= 1e-9
-    assert {job["name"]: job["steps"] for job in told["jobs"]} == {"llama": 150, "gpt": 64, "small": 12}
+    assert {job["name"]: job["steps"] for job in told["jobs"]} == {"llama": 130, "gpt": 64, "small": 12}
     assert all(job["final_loss"] < 5 and job["jct_s"] > 0 for job in told["jobs"])
 
     moves = told["redeployments"]

@@ -24,10 +24,17 @@ from suika.simulate.moves import PredictedMoves
 
 pytestmark = pytest.mark.timeout(240)
 
-LLAMA = {"family": "llama", "layers": 4, "hidden": 48, "ffn": 96, "heads": 4, "kv_heads": 2, "vocab": 257}
+# Large enough that eight devices are worth having, by the estimator's word.
+LLAMA = {"family": "llama", "layers": 5, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": 257}
 GPT = {"family": "gpt", "layers": 2, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257, "tied": True}
 FILES = {
-    "llama": {"model": LLAMA, "global_batch": 8, "steps": 4000, "devices": {"min": 1, "max": 8}},
+    "llama": {
+        "model": LLAMA,
+        "global_batch": 16,
+        "sequence_length": 64,
+        "steps": 4000,
+        "devices": {"min": 1, "max": 8},
+    },
     "gpt": {"model": GPT, "global_batch": 4, "steps": 60, "devices": {"min": 2, "max": 4}},
     "small": {"model": GPT, "global_batch": 2, "steps": 40, "devices": {"min": 1, "max": 2}},
 }
@@ -51,7 +58,7 @@ def play_live(live: Live) -> tuple[list[Decided], dict[str, float]]:
     live.wait("ten steps", lambda: live.scene.steps("llama") >= 10)
     names[live.submit("gpt", **FILES["gpt"])] = "gpt"
     live.wait("gpt's end", lambda: live.scene.ended("gpt"), 100)
-    live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"))
+    live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"), 100)
     names[live.submit("small", **FILES["small"])] = "small"
     live.wait("small's end", lambda: live.scene.ended("small"), 100)
     live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"))
