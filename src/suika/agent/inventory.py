@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from suika.core.errors import SpecError, require
 
@@ -15,8 +16,8 @@ class Inventory(Protocol):
     num_devices: int
     checks: bool  # whether `dirty` can tell
 
-    def dirty(self) -> dict[int, str]:
-        """Devices that nobody of ours uses and that are not idle, with the reason."""
+    def dirty(self, own: Collection[int]) -> dict[int, str]:
+        """Devices that no process of `own` (pids) uses and that are not idle, with the reason."""
         ...
 
 
@@ -30,7 +31,7 @@ class CpuDevices:
         self.num_devices = num_devices
         self.device_type = device_type
 
-    def dirty(self) -> dict[int, str]:
+    def dirty(self, own: Collection[int]) -> dict[int, str]:
         return {}
 
 
@@ -39,8 +40,8 @@ class NvidiaDevices:
 
     checks = True
 
-    def __init__(self, own_pids: Any = frozenset) -> None:
-        """`own_pids()` gives the processes that may use devices now. Raises `SpecError` without NVML or devices."""
+    def __init__(self) -> None:
+        """Raises `SpecError` without NVML or devices."""
         try:
             import pynvml
 
@@ -48,20 +49,19 @@ class NvidiaDevices:
         except Exception as error:
             raise SpecError("devices", "nvidia", f"NVML does not answer: {error}", "install nvidia-ml-py") from None
         self._nvml = pynvml
-        self._own_pids = own_pids
         self.num_devices = pynvml.nvmlDeviceGetCount()
         require(self.num_devices > 0, "devices", "nvidia", "this machine has none")
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
         self.device_type = short_name(name if isinstance(name, str) else name.decode())
 
-    def dirty(self) -> dict[int, str]:
-        found, own = {}, set(self._own_pids())
+    def dirty(self, own: Collection[int]) -> dict[int, str]:
+        found = {}
         for index in range(self.num_devices):
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
             users = set()
             with suppress(self._nvml.NVMLError):
                 users = {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-            if users & own:
+            if not users.isdisjoint(own):
                 continue
             used = self._nvml.nvmlDeviceGetMemoryInfo(handle).used
             if users:

@@ -67,8 +67,10 @@ class Agent:
         self._controller: str | None = None
         self._lock = threading.Lock()  # of the three that follow
         self._wire = Wire()
-        self._awaits_hello = True
+        self._replays = 0  # how often the fork server was asked to tell everything anew
+        self._awaited: int | None = 0  # the replay that is still to come: until then nothing else is news
         self._forks_ended = False
+        self._pids: dict[str, int] = {}  # of the live processes
         self._connection: ClientConnection | None = None
         self._stopped = threading.Event()
 
@@ -140,12 +142,12 @@ class Agent:
         with self._lock:
             anew = not answer["resumes"]
             if anew:
-                self._wire, self._awaits_hello = Wire(), True
+                self._wire = Wire()
+                self._ask_for_everything()
             self._controller = answer["controller"]
             self._wire.connect(lambda frame: connection.send(json.dumps(frame)), answer["received"])
         if anew:
-            self._forks.order({"do": "replay"})
-            self._tell_dirty(self._inventory.dirty())
+            self._tell_dirty(self._inventory.dirty(tuple(self._pids.values())))
         return float(answer["lease_s"])
 
     def _serve(self, connection: ClientConnection, lease_s: float) -> None:
@@ -187,6 +189,12 @@ class Agent:
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
+    def _ask_for_everything(self) -> None:
+        """What the fork server says before its answer may already be in it: the answer decides."""
+        self._replays += 1
+        self._awaited = self._replays
+        self._forks.order({"do": "replay", "number": self._replays})
+
     def _start_forks(self) -> None:
         self._forks_ended = False
         self._forks.start(self._pass_on, self._note_end)
@@ -198,24 +206,34 @@ class Agent:
         """The fork server died, and with it all its processes: say so, by the empty list of a new one."""
         self._note("the fork server is gone; starting another")
         self._start_forks()
+        with self._lock:
+            self._ask_for_everything()
 
     def _pass_on(self, event: Message) -> None:
         """What happens here, in order. Until the fork server has told everything anew, nothing else is news."""
-        if event["event"] == "exit":
-            self._await_idle(event["process"])
+        match event["event"]:
+            case "hello":
+                self._pids = {entry["process"]: entry["pid"] for entry in event["processes"]}
+            case "forked":
+                self._pids[event["process"]] = event["pid"]
+            case "exit":
+                self._pids.pop(event["process"], None)
+                self._await_idle()
         with self._lock:
             if event["event"] == "hello":
-                self._awaits_hello = False
+                if self._awaited is None or event["asked"] != self._awaited:
+                    return
+                self._awaited = None
                 event = {"event": "hello", "processes": event["processes"]}
-            if not self._awaits_hello:
+            if self._awaited is None:
                 self._wire.put(event)
 
-    def _await_idle(self, process: str) -> None:
+    def _await_idle(self) -> None:
         """Before the controller may offer a device again its memory is back, or it is said to be dirty."""
         if not self._inventory.checks:
             return
         deadline = time.monotonic() + CLEAN_WAIT_S
-        while (dirty := self._inventory.dirty()) and time.monotonic() < deadline:
+        while (dirty := self._inventory.dirty(self._pids.values())) and time.monotonic() < deadline:
             time.sleep(0.1)
         self._tell_dirty(dirty)
 

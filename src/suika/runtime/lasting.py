@@ -33,7 +33,7 @@ class OrphanedError(Exception):
 
 
 class LastingForkServer(ForkServer):
-    """Also takes `{"do": "seen"}` and `{"do": "replay"}` from its owner."""
+    """Also takes `{"do": "seen"}` and `{"do": "replay", "number": ..}` from its owner."""
 
     def __init__(self, listener: socket.socket, orphan_limit_s: float) -> None:
         super().__init__(listener)
@@ -78,10 +78,14 @@ class LastingForkServer(ForkServer):
             self._owner.close()
             self._owner = None
 
-    def _replay(self) -> None:
-        """All that an owner must know of what happened before: first who is there, then what they said last."""
+    def _replay(self, asked: int | None = None) -> None:
+        """All that an owner must know of what happened before: first who is there, then what they said last.
+
+        `asked` is the number under which the owner asked for it, if it did."""
         processes = [{"process": child.name, "pid": child.pid} for child in self._by_name.values()]
-        self._post({"event": "hello", "pid": os.getpid(), "processes": processes, "exits": list(self._exits)})
+        self._post(
+            {"event": "hello", "pid": os.getpid(), "processes": processes, "exits": list(self._exits), "asked": asked}
+        )
         for name, said in self._said.items():
             for message in said.values():
                 self._post({"event": "message", "process": name, "message": message})
@@ -97,7 +101,7 @@ class LastingForkServer(ForkServer):
                     case "seen":
                         self._seen_s = time.monotonic()
                     case "replay":
-                        self._replay()
+                        self._replay(order["number"])
                     case "shutdown":
                         raise OrphanedError
                     case "fork" if order["process"] in self._by_name:

@@ -1,0 +1,66 @@
+"""A node's devices, and which of them are not clean. NVML is a stand-in with its published interface."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from suika.agent.inventory import CpuDevices, NvidiaDevices, short_name
+from suika.core.errors import SpecError
+
+MIB = 1 << 20
+
+
+class NVML:
+    """Two devices; `users` are the pids on each, `used` its memory."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self) -> None:
+        self.users: list[list[int]] = [[], []]
+        self.used = [100 * MIB, 100 * MIB]
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "NVIDIA A100-SXM4-80GB"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
+        return [SimpleNamespace(pid=pid) for pid in self.users[handle]]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=self.used[handle])
+
+
+def test_a_device_in_use_by_nobody_of_ours_is_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = NVML()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    devices = NvidiaDevices()
+    assert (devices.num_devices, devices.device_type) == (2, "A100")
+    assert devices.dirty([]) == {}
+    nvml.users, nvml.used = [[7], [8]], [70_000 * MIB, 900 * MIB]
+    assert devices.dirty([7]) == {1: "processes [8] of others use it"}
+    nvml.users = [[], []]
+    assert devices.dirty([7]) == {0: "70000 MiB are in use by nobody", 1: "900 MiB are in use by nobody"}
+
+
+def test_without_a_driver_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(SpecError, match="nvidia-ml-py"):
+        NvidiaDevices()
+
+
+def test_names_are_those_of_the_device_catalog() -> None:
+    names = {"NVIDIA H200": "H200", "NVIDIA A100-SXM4-80GB": "A100", "Tesla V100-SXM2-32GB": "V100"}
+    assert {name: short_name(name) for name in names} == names
+    assert CpuDevices(4).dirty([1]) == {}
+    with pytest.raises(SpecError):
+        CpuDevices(0)
