@@ -20,7 +20,7 @@ from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobState
 from suika.runtime.adopt import OnRecord, ProcessName, take_back
 from suika.runtime.coordinator import JobRun
-from suika.runtime.events import JobEvent, Outcome
+from suika.runtime.events import JobEvent, Outcome, Snapshotted
 from suika.runtime.messages import Processes
 
 _GRACE_S = 5.0  # beyond the lease: agents wait between attempts
@@ -37,13 +37,21 @@ class AgentLauncher(LocalLauncher):
     def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun:
         """Remembers which data it was: those who join after a restart of the controller must read the same."""
         assert self.controller is not None
+        store = self.controller.state.store
+
+        def hear(event: JobEvent) -> None:
+            """On the job's thread: a snapshot is on record before the ranks that wrote it may be let go."""
+            if isinstance(event, Snapshotted):
+                store.saved(event.job_id, event.generation, event.step, event.path)
+            on_event(event)
+
         assert self.processes is not None
         folder = self.folder / "jobs" / job.id
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / "run.json.tmp"
         draft.write_text(json.dumps({"data": str(data)}))
         draft.rename(folder / "run.json")
-        return JobRun(job.id, job.spec, self.processes, self.controller.state.cluster, folder, str(data), on_event)
+        return JobRun(job.id, job.spec, self.processes, self.controller.state.cluster, folder, str(data), hear)
 
     def run_again(self, job: Job, on_event: Callable[[JobEvent], None]) -> JobRun:
         """As the job ran before. If it had not come that far, its data are prepared now."""
