@@ -72,8 +72,6 @@ class Outcome:
 
     records: list[Record]
     decision_cpu_s: list[float] = field(default_factory=list)
-    charged_s: float = 0.0
-    num_decisions: int = 0
     num_rejected: int = 0
     busy: list[tuple[float, int]] = field(default_factory=list)  # (time, devices held) at each change
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from suika.core.errors import SpecError
@@ -42,7 +42,6 @@ class Trace:
     format: str
     jobs: tuple[TraceJob, ...]
     dirty: tuple[DirtyRow, ...] = ()
-    capacity: int = field(default=0)  # devices of the recorded cluster, where the file says so
 
 
 class BadRowError(ValueError):

@@ -17,7 +17,7 @@ from suika.core.snapshot import Snapshot
 from suika.schedule.board import board_of
 from suika.schedule.menu import Menu
 from suika.schedule.policies.order import Fact, by, facts, give, grow, open_devices
-from suika.schedule.policies.srpt import _saves
+from suika.schedule.policies.srpt import time_saved_s
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Policy:
         order = by(known, lambda f: f.steps / f.menu.reference_rate + (0.0 if f.held else f.pause_s))
         power = self.power or float(np.mean([exponent(fact.menu) for fact in known] or [0.5]))
         sizes = fill_shares(order, heshares(len(order), power), free, self.repay)
-        grow(known, sizes, free - sum(sizes.values()), _saves)
+        grow(known, sizes, free - sum(sizes.values()), time_saved_s)
         return give(board, order, sizes)
 
 

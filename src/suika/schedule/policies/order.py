@@ -34,9 +34,6 @@ class Fact:
         """Remaining run time at `size`; what is observed where it runs, else as its curve says."""
         return self.steps / (self.rate if size == self.held and self.rate else self.menu.rate(size))
 
-    def rate_at(self, size: int) -> float:
-        return self.menu.rate(size) if size else 0.0
-
     def age_s(self, now_s: float) -> float:
         return now_s - self.job.submitted_s
 

@@ -20,7 +20,7 @@ from suika.schedule.board import board_of
 from suika.schedule.menu import Menu
 from suika.schedule.policies.hesrpt import fill_shares
 from suika.schedule.policies.order import by, facts, give, grow, open_devices
-from suika.schedule.policies.srpt import _saves
+from suika.schedule.policies.srpt import time_saved_s
 
 GRID = 48  # points at which s is known, and candidates for mu
 
@@ -44,7 +44,7 @@ class Policy:
             if fact.menu.nums[0] <= left:
                 sizes[fact.number] = fact.menu.nums[0]
                 left -= fact.menu.nums[0]
-        grow(known, sizes, left, _saves)
+        grow(known, sizes, left, time_saved_s)
         return give(board, order, sizes)
 
 

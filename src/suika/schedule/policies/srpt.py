@@ -34,7 +34,7 @@ class Policy:
             if size:
                 sizes[fact.number] = size
                 free -= size
-        grow(known, sizes, free, _saves)
+        grow(known, sizes, free, time_saved_s)
         return give(board, order, sizes)
 
     def _size(self, fact: Fact, free: int) -> int:
@@ -52,7 +52,7 @@ class Policy:
         return size
 
 
-def _saves(fact: Fact, old: int, new: int) -> float:
+def time_saved_s(fact: Fact, old: int, new: int) -> float:
     """Seconds saved by growing; nothing if a job that runs on would not repay its pause."""
     saved_s = fact.time_s(old) - fact.time_s(new)
     return saved_s if old != fact.held or saved_s > fact.pause_s else 0.0

@@ -1,8 +1,8 @@
 """Suika: expand, then balance by trying plans out before adopting one.
 
-Candidates are EXPAND with some jobs pinned to what they have: all of them (STAY), none (EXPAND), and the better of the
-two with single jobs pinned or released. Each is valued by a short simulated drain of the queue with every later move
-charged; the best predicted sum of completion times is stood on the topology.
+Candidates are EXPAND with some jobs pinned to what they have: all of them (STAY), none (EXPAND), and both with single
+long jobs released or pinned. Each is valued by a short simulated drain of the queue with every later move charged; the
+most promising are stood on the topology and valued again as they turn out there, and the best of those is adopted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ LEAST_COMPLETIONS = 6
 class Policy:
     """`tax`, `kappa`: the price of a device (see expand). `spread`: weight of the last completion in a plan's value.
     `margin`: part of its value by which a plan must beat staying put. `longest`: single jobs tried in the balance step.
-    `finalists`: plans of the balance step that are stood on the topology and valued again as they turn out there.
-    `completions`: how far a drain goes before the
-    fluid rest, as long as jobs x completions stay within `budget`."""
+    `finalists`: plans that are stood on the topology. `completions`: how far a drain goes before the fluid rest, as
+    long as jobs x completions stay within `budget`."""
 
     name: str = "suika"
     round_s: float = 0.0
