@@ -19,6 +19,7 @@ from .conftest import USER, Watched, plan, spec
 from .test_moves import assert_state_is_exact
 
 FOUR = ("tp=2,pp=1,dp=2", "a0 a1 b0 b1")
+FAULT = pytest.mark.fault  # the same once more, elsewhere: for make test-faults
 THREE = ("tp=1,pp=3,dp=1", "a0 b0 b2")  # two stay, two leave, one joins
 
 
@@ -40,7 +41,7 @@ def _gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("device", ["a0", "b1"])
+@pytest.mark.parametrize("device", [pytest.param("a0", marks=FAULT), "b1"])
 def test_a_rank_dies_while_training(run: Callable[..., Watched], device: str) -> None:
     job = spec(snapshot_every_steps=5)
     job_run = run(job)
@@ -66,7 +67,9 @@ def test_a_rank_dies_while_training(run: Callable[..., Watched], device: str) ->
     assert_state_is_exact(Path(end.snapshot), job, end.step)
 
 
-@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.CUT, Phase.MOVE])
+@pytest.mark.parametrize(
+    "phase", [pytest.param(Phase.PREPARE, marks=FAULT), pytest.param(Phase.CUT, marks=FAULT), Phase.MOVE]
+)
 def test_a_joiner_dies_and_the_old_generation_goes_on(run: Callable[..., Watched], phase: Phase) -> None:
     job = spec()
     job_run = run(job)
@@ -91,7 +94,13 @@ def test_a_joiner_dies_and_the_old_generation_goes_on(run: Callable[..., Watched
 
 
 @pytest.mark.parametrize(
-    ("phase", "device"), [(Phase.PREPARE, "b1"), (Phase.CUT, "a0"), (Phase.MOVE, "b0"), (Phase.COMMIT, "b2")]
+    ("phase", "device"),
+    [
+        pytest.param(Phase.PREPARE, "b1", marks=FAULT),
+        pytest.param(Phase.CUT, "a0", marks=FAULT),
+        (Phase.MOVE, "b0"),
+        pytest.param(Phase.COMMIT, "b2", marks=FAULT),
+    ],
 )
 def test_a_rank_that_is_needed_dies_in_a_move(run: Callable[..., Watched], phase: Phase, device: str) -> None:
     job = spec(snapshot_every_steps=5)
@@ -153,7 +162,7 @@ def test_a_program_that_cannot_be_built_leaves_the_job_as_it_was(run: Callable[.
     assert job_run.redeploy(plan(*THREE, job), 3, USER).result(60).error is None
 
 
-@pytest.mark.parametrize("device", ["a0", "b1"])
+@pytest.mark.parametrize("device", ["a0", pytest.param("b1", marks=FAULT)])
 def test_a_stopped_rank_is_noticed(run: Callable[..., Watched], device: str) -> None:
     job = spec(snapshot_every_steps=5)
     job_run = run(job)
@@ -168,6 +177,7 @@ def test_a_stopped_rank_is_noticed(run: Callable[..., Watched], device: str) -> 
     assert _gone(pid)
 
 
+@FAULT
 def test_a_stopped_joiner_does_not_stop_the_job(run: Callable[..., Watched]) -> None:
     job = spec()
     job_run = run(job)
@@ -177,6 +187,23 @@ def test_a_stopped_joiner_does_not_stop_the_job(run: Callable[..., Watched]) -> 
     assert record.phase == Phase.ABORTED
     assert "did not answer" in record.error
     job_run.wait_steps(2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=FAULT)])
+def test_training_goes_on_without_its_store_and_the_next_move_gets_another(
+    run: Callable[..., Watched], number: int
+) -> None:
+    job = spec()
+    job_run = run(job)
+    job_run.start(plan(*FOUR, job), 1).result(60)
+    store = next(m for m in job_run.gang.members.values() if m.device is None)
+    os.kill(store.pid, number)
+    deadline = time.monotonic() + 25
+    while store.alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not store.alive
+    job_run.wait_steps(2)
+    assert job_run.redeploy(plan(*THREE, job), 2, USER).result(60).error is None
 
 
 def test_the_last_step_may_come_before_the_cut(run: Callable[..., Watched]) -> None:

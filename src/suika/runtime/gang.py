@@ -174,13 +174,16 @@ class Gang:
         """Ping who has been silent for long; who leaves a ping unanswered for too long is stopped, hence dead."""
         now = time.monotonic()
         for member in list(self.members.values()):
+            if member.going:
+                continue
             if member.asked_s is None and now - member.heard_s > self.limits.silent_s:
                 member.asked_s = now
                 self._processes.send(member.process, {"do": "ping"})
             elif member.asked_s is not None and now - member.asked_s > self.limits.answer_s:
                 self._processes.kill(member.process)
-                del self.members[member.process]
-                member.code = -9
+                member.going = True  # whoever handles this waits for its exit, as for any other
+                if member.device is None:
+                    continue  # a store: hurts only who needs it next
                 raise DiedError(member, f"did not answer for {self.limits.answer_s:.0f} s", now - member.heard_s)
 
     def dismiss(self, members: Iterable[Member]) -> None:
