@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suika.estimate.pipeline import closed_form, interleaved, makespan, one_f_one_b
+from suika.estimate.pipeline import closed_form, interleaved, long_makespan, makespan, one_f_one_b
 
 
 def simulated(forward: list[float], backward: list[float], stages: int, micro: int, hop: float) -> float:
@@ -53,6 +53,16 @@ def test_recurrence_is_an_event_simulation(data: st.DataObject, stages: int, mic
     forward, backward = data.draw(seconds), data.draw(seconds)
     expected = simulated(forward, backward, stages, micro, hop)
     assert makespan(forward, backward, stages, micro, hop) == pytest.approx(expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data(), st.integers(2, 4), st.integers(1, 2), st.integers(7, 12), st.integers(0, 3))
+def test_long_runs_are_extrapolated_well(data: st.DataObject, stages: int, chunks: int, rounds: int, left: int) -> None:
+    seconds = st.lists(st.floats(0.5, 2), min_size=stages * chunks, max_size=stages * chunks)
+    forward, backward = data.draw(seconds), data.draw(seconds)
+    micro = rounds * stages + (left % stages if chunks == 1 else 0)
+    exact = makespan(forward, backward, stages, micro)
+    assert long_makespan(forward, backward, stages, micro) == pytest.approx(exact, rel=0.02)
 
 
 def test_equal_stages_have_the_known_bubble() -> None:

@@ -8,6 +8,8 @@ import numpy as np
 
 from suika.estimate.grid import Array
 
+SETTLED_ROUNDS = 6
+
 
 def one_f_one_b(num_stages: int, stage: int, num_micro: int) -> list[tuple[str, int]]:
     """Order of a stage's passes: warm-up forwards, then one forward and one backward in turn, then the rest."""
@@ -81,6 +83,18 @@ def makespan(
                 waiting.discard(s)
         assert moved, "a pipeline schedule waits for itself"
     return max(free)
+
+
+def long_makespan(forward_s: Sequence[float], backward_s: Sequence[float], num_stages: int, num_micro: int) -> float:
+    """`makespan`, in bounded time: after a few rounds of `num_stages` micro-batches each further round takes the same
+    (a max-plus recurrence is periodic in the end), so the rest is extrapolated from the last round."""
+    rounds, left = divmod(num_micro, num_stages)
+    if rounds <= SETTLED_ROUNDS:
+        return makespan(forward_s, backward_s, num_stages, num_micro)
+    at, before = (
+        makespan(forward_s, backward_s, num_stages, n * num_stages + left) for n in (SETTLED_ROUNDS, SETTLED_ROUNDS - 1)
+    )
+    return at + (rounds - SETTLED_ROUNDS) * (at - before)
 
 
 def closed_form(first: Array, middle: Array, last: Array, total: Array, num_micro: Array, chunks: Array) -> Array:

@@ -15,7 +15,7 @@ from suika.estimate.catalog import DeviceType, Wiring
 from suika.estimate.catalog import device_type as lookup
 from suika.estimate.grid import Array, Grid, LayoutColumns, make_grid
 from suika.estimate.memory import Memory, memory
-from suika.estimate.pipeline import makespan
+from suika.estimate.pipeline import long_makespan
 from suika.estimate.recipe import DEFAULT, Recipe
 from suika.estimate.step import Price, price, shared_cores_s
 
@@ -158,4 +158,4 @@ def exact_pipeline_s(p: Price, layout: Layout, model: ModelSpec) -> float:
     backward[0] += 2 * at(p.embedding_s)
     forward[-1] += at(p.head_forward_s)
     backward[-1] += at(p.head_backward_s)
-    return makespan(forward, backward, layout.pp, int(at(p.num_micro)))
+    return long_makespan(forward, backward, layout.pp, int(at(p.num_micro)))
