@@ -56,7 +56,7 @@ def test_incremental_equals_cold(seed: int):
             assert np.array_equal(getattr(one, name), getattr(two, name)), name
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6))
 def test_an_incremental_decision_equals_the_cold_one(seed: int):
     rng = np.random.default_rng(seed)

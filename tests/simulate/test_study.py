@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from simulate_cases import random_jobs, world
 
+from suika.cli.app import main
 from suika.core.errors import SpecError
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import load
@@ -68,13 +69,23 @@ def test_the_document_and_the_report(shared_data: Path, tmp_path: Path):
         (("--load", "-2"), "load"),
     ],
 )
-def test_mistakes_are_one_line(arguments: tuple[str, ...], field: str, tmp_path: Path):
+def test_mistakes_are_one_line(
+    arguments: tuple[str, ...],
+    field: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     trace = tmp_path / "t.csv"
     trace.write_text("job_id,submit_s,gpus,duration_s\na,0,1,60\n")
-    done = suika("simulate", "--jobs", str(trace), "--cluster", "1x8:A800", *arguments)
-    assert done.returncode == 2
-    assert field in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    command = ["suika", "simulate", "--jobs", str(trace), "--cluster", "1x8:A800", *arguments]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err.strip()
+    assert ended.value.code == 2
+    assert field in told
+    assert len(told.splitlines()) == 1
 
 
 def test_policies_on_a_command_line():
