@@ -15,7 +15,7 @@ from suika.core.job import Job, JobSpec, JobState, parse_job
 from suika.core.layout import Layout
 from suika.core.plan import Plan
 
-WHY = Reason(ReasonCode.START, "there is room: für alle")
+WHY = Reason(ReasonCode.START, "there is room: für jeden")
 CLUSTER = parse_cluster_shorthand("2x4:cpu")
 
 

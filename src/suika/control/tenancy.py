@@ -10,7 +10,7 @@ from suika.control.auth import Account
 from suika.core.errors import NotFoundError
 from suika.core.job import ENDED, Job, JobState
 
-ANOTHERS = "(another tenant's)"
+OF_OTHERS = "(another tenant's)"
 _OF_NO_JOB = ("node-", "device-")  # events without a job that concern everybody
 
 
@@ -49,7 +49,7 @@ class TenantView:
         mine = {job.spec.name for job in self.api.state.active() if self._sees(job)}
         for row in rows:
             for device in row["devices"]:
-                device["jobs"] = [name if name in mine else ANOTHERS for name in device["jobs"]]
+                device["jobs"] = [name if name in mine else OF_OTHERS for name in device["jobs"]]
         return rows
 
     def events(self, after: int, job: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
