@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from suika.backends.local import LocalBackend
 from suika.runtime.baseline import ColdProcesses, measure_restart
@@ -11,10 +13,19 @@ from suika.runtime.baseline import ColdProcesses, measure_restart
 from .conftest import CLUSTER, plan, spec
 
 
-def test_a_restart_is_measured_and_leaves_nothing(backend: LocalBackend, tmp_path: Path) -> None:
+def test_a_restart_is_measured_and_leaves_nothing(
+    backend: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = spec()
     old, new = plan("tp=2,pp=1,dp=1", "a0 a1", job), plan("tp=1,pp=1,dp=2", "b0 b1", job)
-    shared_memory = set(os.listdir("/dev/shm"))
+    folders: list[Path] = []
+
+    class Noted(tempfile.TemporaryDirectory):
+        def __enter__(self) -> str:
+            folders.append(Path(self.name))
+            return super().__enter__()
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Noted)
     setting = {"cluster": CLUSTER, "data_path": str(tmp_path), "program": "tiny_program:build"}
     here = {"PYTHONPATH": str(Path(__file__).parent)}
     cold_folders = iter(range(100))
@@ -29,5 +40,5 @@ def test_a_restart_is_measured_and_leaves_nothing(backend: LocalBackend, tmp_pat
         assert 0 < restart.save_s < restart.pause_s
         assert 0 < restart.load_s < restart.pause_s + 0.1
     assert from_cold.pause_s > memory.pause_s
-    assert not set(os.listdir("/dev/shm")) - shared_memory
-    assert not list(tmp_path.glob("suika-restart-*"))
+    assert [folder.parent for folder in folders] == [Path("/dev/shm"), tmp_path, Path("/dev/shm")]
+    assert not any(folder.exists() for folder in folders)
