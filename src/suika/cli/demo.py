@@ -82,6 +82,18 @@ def demo(
     except KeyboardInterrupt:
         note(f"suika demo: interrupted; all processes are gone, logs are in {out.absolute()}")
         sys.exit(INTERRUPTED)
+    except (RuntimeError, TimeoutError) as error:  # the machine's side failed: said, not shown as a traceback
+        note(f"suika demo: {error}; all processes are gone, logs are in {out.absolute()}")
+        if json or output in ("json", "yaml"):
+            nothing = {
+                "jobs": [],
+                "redeployments": [],
+                "max_abs_loss_diff": None,
+                "ok": False,
+                "problems": [str(error)],
+            }
+            emit(nothing, [], MOVE_COLUMNS, "json" if json else output)
+        sys.exit(1)
     _print(result, "json" if json else output)
     sys.exit(0 if result.ok else 1)
 
