@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from suika.cli.ask import NO_CLUSTER
+from suika.cli.extras import need
 from suika.cli.output import note
 from suika.core.errors import require
 
@@ -31,6 +32,7 @@ def agent(
     program: Annotated[list[str] | None, typer.Option(help="Other programs that ranks may load, module:build.")] = None,
 ) -> None:
     """Serve as a node until SIGTERM. Jobs survive a restart of the agent, and outages of the controller."""
+    need("agent", "server", "train")
     from suika.agent.forks import ForksError, ForkServerClient
     from suika.agent.program import TRAINER, Agent, RefusedError
     from suika.control.client import home as suika_home

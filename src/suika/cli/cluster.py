@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from suika.cli.ask import FAILED, MISTAKE, ask
+from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
 
@@ -57,6 +58,7 @@ def up(
     from suika.control.client import home
     from suika.control.service import is_up
 
+    need("up", "server", "train")
     parsed = read_cluster(cluster)
     if is_up(home()):
         note(f"suika: a cluster is up in {home()}; `suika down` ends it")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from suika.cli.extras import need
 from suika.cli.output import Column, JsonOption, OutputOption, emit, note
 from suika.core.words import seconds, size
 
@@ -63,14 +64,9 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Run 8 CPU devices, three real jobs, and every kind of move; compare with unmoved twins and with restarts."""
-    try:
-        from suika.demo.run import run_demo
-        from suika.demo.show import Show
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        note("suika demo trains: install the extra `train` (pip install 'suika[train]')")
-        sys.exit(1)
+    need("demo", "train")
+    from suika.demo.run import run_demo
+    from suika.demo.show import Show
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

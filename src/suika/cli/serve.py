@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import note
 
@@ -24,6 +25,7 @@ def serve(
     data_root: Annotated[list[Path] | None, typer.Option(help="Where jobs' data may lie; by default anywhere.")] = None,
 ) -> None:
     """Serve until SIGTERM, which leaves jobs running, or `suika down`, which ends them. State is in $SUIKA_HOME."""
+    need("serve", "server")
     from suika.control.client import home
     from suika.control.daemon import Daemon
 
