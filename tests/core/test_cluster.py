@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from suika.core.cluster import Cluster, Device, Node, cluster_from_dict, parse_cluster_shorthand
+from suika.core.cluster import Cluster, Device, Node, parse_cluster_shorthand
+from suika.core.cluster_file import ClusterFile, cluster_from_dict
 from suika.core.errors import SpecError
 
 
@@ -52,24 +53,33 @@ links: {rack: {bandwidth_bytes_per_s: 2.5e10, latency_s: 5e-6}}
     ("data", "message"),
     [
         ([], "must be a mapping"),
-        ({"nodes": []}, "non-empty"),
-        ({"nodes": [{"name": "a", "devices": 8}]}, r"nodes\[0\].type"),
-        ({"nodes": [{"name": "a", "devices": "8", "type": "x"}]}, "whole number"),
+        ({"nodes": []}, "at least 1 item"),
+        ({"nodes": [{"name": "a", "devices": 8}]}, r"nodes\.0\.type"),
+        ({"nodes": [{"name": "a", "devices": "8", "type": "x"}]}, "valid integer"),
         ({"nodes": [{"name": "../a", "devices": 8, "type": "x"}]}, "letters, digits"),
         ({"nodes": [{"name": "a", "devices": 8, "type": "x", "gpus": 1}]}, "gpus"),
         ({"nodes": [{"name": "a", "devices": 8, "type": "x"}] * 2}, "unique"),
         ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": {"moon": {}}}, "moon"),
         (
             {"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": {"pod": {"bandwidth_bytes_per_s": -1}}},
-            "must be > 0",
+            "greater than 0",
         ),
-        ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": 5}, "mapping of level"),
-        ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], 1: 2, "z": 3}, "unknown keys"),
-        ({"nodes": [{"name": "a", "devices": 8, "type": "x", 1: 2, "z": 3}]}, "unknown keys"),
-        ({"nodes": [{"name": "a", "devices": 8, "type": "x", "count": 0}]}, "between 1 and"),
-        ({"nodes": [{"name": "a", "devices": 8, "type": None}]}, "must be a name"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], 1: 2}, "cluster"),
+        ({"nodes": [{"name": "a", "devices": True, "type": "x"}]}, "valid integer"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x", 1: 2}]}, "cluster.nodes.0"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": 5}, "valid dictionary"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], "z": 3}, "known: name, nodes, links, device_types"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x", "z": 3}]}, "known: name, devices, type"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": "x", "count": 0}]}, "greater than or equal to 1"),
+        ({"nodes": [{"name": "a", "devices": 8, "type": None}]}, "valid string"),
     ],
 )
 def test_bad_files_are_refused(data: object, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         cluster_from_dict(data)
+
+
+def test_the_schema_is_exported() -> None:
+    schema = ClusterFile.model_json_schema()
+    assert schema["required"] == ["nodes"]
+    assert schema["$defs"]["NodeEntry"]["properties"]["devices"]["maximum"] == 1024

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from suika.core.cluster import Cluster, Link, Node, cluster_from_dict
+from suika.core.cluster import Cluster, Link, Node
+from suika.core.cluster_file import cluster_from_dict
 from suika.core.errors import SpecError
 from suika.estimate.catalog import Wiring, device_type, device_types, resolve
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from suika.core.cluster import cluster_from_dict
+from suika.core.cluster_file import cluster_from_dict
 from suika.core.job import JobSpec
 from suika.core.model import ModelSpec
 from suika.core.plan import Plan

@@ -51,6 +51,7 @@ def up(
     cluster: Annotated[str, typer.Option(help="A YAML file, or NODESxDEVICES:TYPE.")] = "2x4:cpu",
     policy: Annotated[str, typer.Option(help="The scheduling policy.")] = "suika",
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends the cluster.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of cluster files and exit.")] = False,
     output: OutputOption = "table",
     json: JsonOption = False,
 ) -> None:
@@ -58,6 +59,11 @@ def up(
     from suika.control.client import home
     from suika.control.service import is_up
 
+    if schema:
+        from suika.core.cluster_file import ClusterFile
+
+        emit_document(ClusterFile.model_json_schema())
+        return
     need("up", "server", "train")
     parsed = read_cluster(cluster)
     if is_up(home()):

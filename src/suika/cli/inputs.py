@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from suika.core.cluster import Cluster, cluster_from_dict, parse_cluster_shorthand
+from suika.core.cluster import Cluster, parse_cluster_shorthand
+from suika.core.cluster_file import cluster_from_dict
 from suika.core.errors import SpecError
 
 

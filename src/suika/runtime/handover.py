@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from suika.core.cluster import cluster_from_dict
+from suika.core.cluster_file import cluster_from_dict
 from suika.core.plan import Plan
 from suika.reshard.execute import MoveReport, execute
 from suika.reshard.links import Links
