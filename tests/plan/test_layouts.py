@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suika.core.errors import SpecError
-from suika.core.layout import Layout, check_layout
+from suika.core.layout import Layout, check_layout, micro_batch_shares
 from suika.core.model import ModelSpec
 from suika.estimate.grid import LayoutColumns
 from suika.plan.layouts import MEGATRON, Space, layout_columns, legal_layouts, legal_tps
@@ -71,3 +71,16 @@ def test_tensor_parallel_groups_stay_in_a_node_and_cut_every_width() -> None:
 
 def test_no_layout_is_an_empty_answer_not_an_error() -> None:
     assert legal_layouts(LLAMA, 7, global_batch=4, sequence_length=64) == []
+
+
+def test_seven_free_devices_and_a_batch_of_256_b22() -> None:
+    """Never 252 samples: every layout on offer shares out exactly the global batch, evenly or not."""
+    model = ModelSpec("m", "llama", layers=7, hidden=64, ffn=128, heads=4, vocab=256)
+    offered = [
+        layout for num in range(1, 8) for layout in legal_layouts(model, num, global_batch=256, sequence_length=64)
+    ]
+    assert {layout.micro_batch for layout in offered} >= {1, 2, 4}
+    assert {layout.dp for layout in offered} >= {4, 7}
+    for layout in offered:
+        assert sum(micro_batch_shares(256, layout.micro_batch, layout.dp)) * layout.micro_batch == 256
+        check_layout(layout, model, 256, 64)

@@ -105,3 +105,20 @@ def test_it_goes_on_from_its_snapshot(trainers: LocalBackend, data: str, tmp_pat
     twin.start(plan("tp=1,pp=1,dp=1", "a0", job), 1).result(60)
     expected = twin.losses()
     assert max(abs({**before, **after}[step] - expected[step]) for step in expected) < 1e-9
+
+
+def test_a_move_in_the_same_layout_changes_no_bit(trainers: LocalBackend, data: str, tmp_path: Path) -> None:
+    """B01: masters, moments, step counter and learning rate are where they were: every later loss and norm is equal."""
+    layout, job = "tp=2,pp=1,dp=2", _job(LLAMA)
+
+    def run(name: str, moves: list[str]) -> dict[int, tuple[float, float, float]]:
+        job_run = Trained(job, trainers, tmp_path / name, program=PROGRAM, data_path=data)
+        job_run.start(plan(layout, "a0 a1 b0 b1", job), 1).result(60)
+        for generation, devices in enumerate(moves, start=2):
+            assert job_run.redeploy(plan(layout, devices, job), generation, USER).result(90).error is None
+        job_run.losses()
+        done = {e.step: (e.loss, e.grad_norm, e.lr) for e in job_run.events if isinstance(e, StepDone)}
+        job_run.close()
+        return done
+
+    assert run("moved", ["a2 a3 b2 b3", "b3 b2 a3 a2"]) == run("unmoved", [])
