@@ -23,6 +23,7 @@ TOKEN_KEY = "suika/token"
 ENTRY = "suika.runtime.store:serve"
 _ATTEMPTS = 5
 _ANSWER_S = 10.0
+_AGAIN_S = 0.05
 
 
 class StoreRefusedError(RuntimeError):
@@ -79,12 +80,20 @@ def join(host: str, port: int, token: str, timeout_s: float) -> TCPStore:
 
 @contextmanager
 def _broken_after(limit_s: float) -> Iterator[None]:
-    """Connections opened in the block are shut if it takes longer."""
-    watch = SocketWatch()
-    timer = threading.Timer(limit_s, watch.break_connections)
-    timer.daemon = True
-    timer.start()
+    """Connections opened in the block are shut if it takes longer; again and again, since a TCPStore may be just about
+    to open the next one."""
+    watch, done = SocketWatch(), threading.Event()
+
+    def guard() -> None:
+        wait_s = limit_s
+        while not done.wait(wait_s):
+            watch.break_connections()
+            wait_s = _AGAIN_S
+
+    guardian = threading.Thread(target=guard, name="store-guard", daemon=True)
+    guardian.start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
+        guardian.join()
