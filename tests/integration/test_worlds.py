@@ -68,7 +68,8 @@ def play_live(live: Live) -> list[Decided]:
         for e in live.api.events(limit=100_000)
         if e["kind"] == "decided" and e["job_id"] in names
     ]
-    assert not any(event["kind"] == "move-failed" for event in live.api.events(limit=100_000))
+    failed = [e for e in live.api.events(limit=100_000) if e["kind"] == "move-failed" and e["job_id"] in names]
+    assert not failed  # other tests of this cluster make moves fail on purpose
     return decided
 
 
