@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,21 +279,26 @@ def end_quietly(*_: Any) -> NoReturn:
     raise SystemExit(0)
 
 
+def run_at(path: Path, preload: Sequence[str], server_of: Callable[[socket.socket], ForkServer]) -> None:
+    """Lead a session, listen at `path`, import everything once and serve; the socket is gone afterwards."""
+    lead_session()
+    listener = listen(path)
+    try:
+        for module in (*PRELOAD, *preload):
+            importlib.import_module(module)
+        gc.freeze()  # what was imported stays shared: a child's collections neither scan nor copy it
+        server_of(listener).run()
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="suika.runtime.forkserver")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--preload", action="append", default=[])
     arguments = parser.parse_args()
-    lead_session()
-    listener = listen(arguments.socket)
-    try:
-        for module in (*PRELOAD, *arguments.preload):
-            importlib.import_module(module)
-        gc.freeze()  # what was imported stays shared: a child's collections neither scan nor copy it
-        ForkServer(listener).run()
-    finally:
-        listener.close()
-        arguments.socket.unlink(missing_ok=True)
+    run_at(arguments.socket, arguments.preload, ForkServer)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ the orphan limit does it end everything.
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
 import os
 import selectors
 import signal
@@ -21,8 +19,8 @@ import time
 from collections import deque
 from pathlib import Path
 
-from suika.runtime.forkserver import PRELOAD, ForkServer, end_quietly, lead_session
-from suika.runtime.messages import Channel, DisconnectedError, Message, listen
+from suika.runtime.forkserver import ForkServer, end_quietly, run_at
+from suika.runtime.messages import Channel, DisconnectedError, Message
 
 KEPT_EXITS = 1000
 TICK_S = 1.0
@@ -146,16 +144,7 @@ def main() -> None:
     parser.add_argument("--orphan-limit", type=float, required=True)
     parser.add_argument("--preload", action="append", default=[])
     arguments = parser.parse_args()
-    lead_session()
-    listener = listen(arguments.socket)
-    try:
-        for module in (*PRELOAD, *arguments.preload):
-            importlib.import_module(module)
-        gc.freeze()
-        LastingForkServer(listener, arguments.orphan_limit).run()
-    finally:
-        listener.close()
-        arguments.socket.unlink(missing_ok=True)
+    run_at(arguments.socket, arguments.preload, lambda listener: LastingForkServer(listener, arguments.orphan_limit))
 
 
 if __name__ == "__main__":
