@@ -1,67 +1,70 @@
 """A fast 64-bit hash of tensors that notices every changed, missing or displaced element.
 
-The bytes are read as 64-bit words w, the last padded with zeros. Each word folds its upper half into its lower one (so
-that every bit reaches the bits a product keeps), is multiplied by an odd key of its column and summed over rows of
-4,096 words; row sums are mixed with the row number and summed again, all modulo 2^64:
+The bytes are read as 64-bit words w, the last padded with zeros, in rows of 4,096. Each row is summed twice with odd keys
+of its columns: the words as they are, and their upper halves alone, which a product would otherwise push out of the
+word. Row sums are mixed with the row number and summed again, all modulo 2^64:
 
-    row_r = sum_c key_c * (w_rc ^ (w_rc >> 32));    hash = sum_r mix(row_r + (r + 1) * golden) + length
+    low_r = sum_c a_c * w_rc;    high_r = sum_c b_c * (w_rc >> 32)
+    hash = sum_r mix(low_r + mix(high_r) + (r + 1) * golden) + length
 
-A single changed word always changes its row (each step on a word is invertible); swapped words or rows collide with a
-chance of about 2^-32 or less. Not for adversaries. On a CPU it runs at several GB/s per core (docs/numbers/reshard.md),
-on a GPU at memory speed.
+A single changed word always changes `low` of its row (its key is odd); that `high` undoes it, or that swapped words or
+rows go unnoticed, has a chance of about 2^-32 or less. Not for adversaries. On a CPU a row's two sums are numpy's inner
+products over blocks that stay in the cache (docs/numbers/reshard.md), on a GPU everything runs at memory speed.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import torch
 
 COLUMNS = 4096
 ROW_BYTES = COLUMNS * 8
-ROWS_AT_ONCE = 64  # 2 MiB: stays in the cache
+ROWS_AT_ONCE = 8  # 256 KiB: stays in the cache between the two sums
 _GOLDEN = 0x9E3779B97F4A7C15
 _FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MASK = (1 << 64) - 1
-_LOW_HALF = (1 << 32) - 1
+_local = threading.local()
 
 
 def tensor_hash(tensor: torch.Tensor) -> int:
     """Hash of the elements of `tensor` in row-major order; equal bytes in equal places give equal hashes."""
-    flat = _bytes(tensor)
-    num_rows, rest = divmod(flat.numel(), ROW_BYTES)
-    sums = []
-    if num_rows:
-        body = flat[: num_rows * ROW_BYTES]
-        body = body.clone() if body.data_ptr() % 8 else body
-        sums.append(_row_sums(body.view(torch.int64).view(num_rows, COLUMNS)))
-    if rest:
-        sums.append(_row_sums(_padded_words([flat[num_rows * ROW_BYTES :]])))
-    if not sums:
-        return 0
-    rows = torch.cat(sums)
-    numbers = torch.arange(1, len(rows) + 1, dtype=torch.int64, device=rows.device)
-    return (int(_mixed(rows, numbers).sum()) + flat.numel()) & _MASK
+    return tensor_hashes([tensor])[0]
 
 
 def tensor_hashes(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """`tensor_hash` of each; small tensors of equal size are hashed together, since they come in great numbers."""
-    hashes = [0] * len(tensors)
+    """`tensor_hash` of each. What lies in one row is summed together with its equals, since small tensors come in great
+    numbers; all rows are mixed at once."""
+    flat = [_bytes(tensor) for tensor in tensors]
     alike: dict[int, list[int]] = defaultdict(list)
-    for i, tensor in enumerate(tensors):
-        num_bytes = tensor.numel() * tensor.element_size()
-        if 0 < num_bytes <= ROW_BYTES:
-            alike[num_bytes].append(i)
-        else:
-            hashes[i] = tensor_hash(tensor)
-    for num_bytes, members in alike.items():
-        rows = _row_sums(_padded_words([_bytes(tensors[i]) for i in members]))
-        mixed = _mixed(rows, torch.ones_like(rows))
-        for i, value in zip(members, mixed.tolist(), strict=True):
-            hashes[i] = (value + num_bytes) & _MASK
-    return hashes
+    sums: list[torch.Tensor] = []
+    owners: list[int] = []  # of each row: its tensor
+    numbers: list[int] = []  # of each row, within its tensor
+    for i, data in enumerate(flat):
+        num_rows, rest = divmod(data.numel(), ROW_BYTES)
+        if rest:
+            alike[rest].append(i)
+        if num_rows:
+            body = data[: num_rows * ROW_BYTES]
+            body = body.clone() if body.data_ptr() % 8 else body
+            sums.append(_row_sums(body.view(torch.int64).view(num_rows, COLUMNS)))
+            owners += [i] * num_rows
+            numbers += range(1, num_rows + 1)
+    for rest, members in alike.items():
+        sums.append(_row_sums(_padded_words([flat[i][-rest:] for i in members])))
+        owners += members
+        numbers += [flat[i].numel() // ROW_BYTES + 1 for i in members]
+    if not sums:
+        return [0] * len(tensors)
+    low, high = torch.cat(sums, dim=1)
+    where = torch.tensor([owners, numbers], device=low.device)
+    mixed = _mixed(low + _mixed(high, torch.zeros_like(high)), where[1])
+    totals = torch.zeros(len(tensors), dtype=torch.int64, device=low.device).index_add_(0, where[0], mixed)
+    return [(total + data.numel()) & _MASK for total, data in zip(totals.tolist(), flat, strict=True)]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,17 +80,31 @@ def _padded_words(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _row_sums(rows: torch.Tensor) -> torch.Tensor:
-    """Keyed sums of rows of at most COLUMNS words (absent words count as zeros)."""
-    keys = _keys(rows.device)[: rows.shape[1]]
-    sums = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
-    scratch = torch.empty((min(ROWS_AT_ONCE, len(rows)), rows.shape[1]), dtype=torch.int64, device=rows.device)
+    """(2, number of rows): both keyed sums of rows of at most COLUMNS words; absent words count as zeros."""
+    low_keys, high_keys = (keys[: rows.shape[1]] for keys in _keys(rows.device))
+    if rows.is_cuda:
+        return torch.stack([torch.sum(rows * low_keys, dim=1), torch.sum((rows >> 32) * high_keys, dim=1)])
+    return torch.from_numpy(_host_sums(rows.numpy(), low_keys.numpy(), high_keys.numpy()))
+
+
+def _host_sums(rows: np.ndarray, low_keys: np.ndarray, high_keys: np.ndarray) -> np.ndarray:
+    """Keyed sums of the words of each row and of their upper halves."""
+    sums = np.empty((2, len(rows)), dtype=np.int64)
     for first in range(0, len(rows), ROWS_AT_ONCE):
-        block = rows[first : first + ROWS_AT_ONCE]
-        part = scratch[: len(block)]
-        torch.bitwise_right_shift(block, 32, out=part)  # arithmetic: the mask makes it logical, hence invertible
-        part.bitwise_and_(_LOW_HALF).bitwise_xor_(block).mul_(keys)
-        torch.sum(part, dim=1, out=sums[first : first + len(block)])
+        here = slice(first, first + ROWS_AT_ONCE)
+        block = rows[here]
+        np.einsum("ij,j->i", block, low_keys, out=sums[0, here])
+        halves = np.right_shift(block, 32, out=_scratch()[: len(block), : rows.shape[1]])
+        np.einsum("ij,j->i", halves, high_keys, out=sums[1, here])
     return sums
+
+
+def _scratch() -> np.ndarray:
+    """One thread's block of words: fresh memory for each would cost more in page faults than the sums themselves."""
+    if not hasattr(_local, "block"):
+        _local.block = np.empty((ROWS_AT_ONCE, COLUMNS), dtype=np.int64)
+    block: np.ndarray = _local.block
+    return block
 
 
 def _mixed(sums: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -99,10 +116,11 @@ def _mixed(sums: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _keys(device: torch.device) -> torch.Tensor:
+def _keys(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Odd 64-bit keys, the same everywhere: mixed column numbers."""
-    columns = torch.arange(1, COLUMNS + 1, dtype=torch.int64)
-    return (_mixed(torch.zeros_like(columns), columns) | 1).to(device)
+    columns = torch.arange(1, 2 * COLUMNS + 1, dtype=torch.int64)
+    keys = (_mixed(torch.zeros_like(columns), columns) | 1).to(device)
+    return keys[:COLUMNS], keys[COLUMNS:]
 
 
 def _signed(value: int) -> int:
