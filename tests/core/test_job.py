@@ -100,3 +100,50 @@ def test_each_change_is_a_new_version() -> None:
     job = _job()
     started = job.to(JobState.STARTING, Reason(ReasonCode.START, "granted"), generation=1)
     assert (job.version, started.version, started.update(steps_done=3).version) == (0, 1, 2)
+
+
+GANG = {"name": "gang", "command": ["python", "train.py"], "devices": {"min": 4, "max": 4}}
+
+
+def test_a_command_says_only_its_own_fields_and_comes_back_as_it_went() -> None:
+    environment = {"venv": "/opt/x", "variables": {"B": "2", "A": "1"}, "setup": ["make"], "workdir": "/data"}
+    spec = parse_job(GANG | {"environment": environment, "preemption": {"signal": "SIGUSR1", "grace_s": 5}})
+    assert spec.rigid
+    written = spec.model_dump(mode="json")
+    assert not set(written) & {"model", "data", "global_batch", "layout", "optimizer"}
+    assert written["environment"]["variables"] == {"A": "1", "B": "2"}
+    assert parse_job(written) == spec == parse_job(spec.model_dump(mode="python"))
+    assert hash(spec) == hash(parse_job(written))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model": "gpt2"}, "job.model"),
+        ({"steps": 5}, "job.steps"),
+        ({"final_checkpoint": "/x"}, "job.final_checkpoint"),
+        ({"devices": {"min": 2, "max": 4}}, "job.devices"),
+        ({"command": "python train.py"}, "job.command"),
+        ({"command": ["", "x"]}, "job.command"),
+        ({"command": ["x\0"]}, "job.command"),
+        ({"command": ["\ud800"]}, "job.command"),
+        ({"command": ["x"] * 5000}, "job.command"),
+        ({"environment": {"variables": {"RANK": "0"}}}, "job.environment.variables"),
+        ({"environment": {"variables": {"SUIKA_RESTART": "0"}}}, "job.environment.variables"),
+        ({"environment": {"variables": {"A=B": "0"}}}, "job.environment.variables"),
+        ({"environment": {"variables": {"A": 1}}}, "job.environment.variables"),
+        ({"environment": {"variables": [["A", "1"]]}}, "job.environment.variables"),
+        ({"environment": {"workdir": "data"}}, "job.environment.workdir"),
+        ({"environment": {"venv": "/opt/../etc"}}, "job.environment.venv"),
+        ({"environment": {"venv": "/a", "container": ["podman", "run", "x"]}}, "job.environment"),
+        ({"preemption": {"policy": "snapshot"}}, "job.preemption.policy"),
+        ({"preemption": {"signal": "SIGKILL"}}, "job.preemption.signal"),
+        ({"preemption": {"grace_s": -1}}, "job.preemption.grace_s"),
+        ({"max_restarts": -1}, "job.max_restarts"),
+        ({"expected_s": float("inf")}, "job.expected_s"),
+    ],
+)
+def test_what_no_command_may_say(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        parse_job(GANG | changes)
+    assert refusal.value.field == field

@@ -9,7 +9,7 @@ from suika.core.decision import Reason, ReasonCode
 from suika.core.job import Job, JobSpec, JobState, parse_job
 from suika.core.plan import Plan
 
-_PLAIN = ("last_generation", "started_s", "ended_s", "num_moves", "num_recoveries")
+_PLAIN = ("last_generation", "started_s", "ended_s", "num_moves", "num_recoveries", "exit_code")
 
 
 def job_row(job: Job) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def job_of(row: Any) -> Job:
         target=_plan(record["target"]),
         steps_done=row.steps_done,
         version=row.version,
-        **{name: record[name] for name in _PLAIN},
+        **{name: record[name] for name in _PLAIN if name in record},  # an older version knew fewer
     )
 
 

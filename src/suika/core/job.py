@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
 from suika.core.decision import Reason, ReasonCode
+from suika.core.environment import Environment, Preemption, Strict, check_argv, check_path
 from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
@@ -18,12 +19,25 @@ from suika.core.plan import Plan
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 Precision = Literal["fp32", "fp64", "bf16"]
 
+# What only a training job says, and what only a command says.
+TRAINING_FIELDS = (
+    *("model", "data", "global_batch", "sequence_length", "steps", "optimizer", "seed", "precision", "layout"),
+    *("snapshot_every_steps", "final_checkpoint"),
+)
+COMMAND_FIELDS = ("command", "expected_s", "max_restarts")
+_NEEDED_TO_TRAIN = TRAINING_FIELDS[:5]
+# A command is one step of unknown inside on dp = its number of devices; no layout of it is ever priced or moved.
+_UNKNOWN_INSIDE = {
+    "model": ModelSpec("command", "gpt", layers=1, hidden=1, ffn=1, heads=1, vocab=1),
+    "data": "",
+    "global_batch": 1_000_000,
+    "sequence_length": 1,
+    "steps": 1,
+    "snapshot_every_steps": 0,
+}
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-
-class OptimizerSpec(_Strict):
+class OptimizerSpec(Strict):
     """AdamW with a decay group (matrices) and a group without (norms, biases), and the learning-rate schedule.
 
     The learning rate is a function of the step alone: warm-up is linear over `warmup_steps`, then `decay` falls to
@@ -41,7 +55,7 @@ class OptimizerSpec(_Strict):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
-class DeviceRange(_Strict):
+class DeviceRange(Strict):
     """How many devices the job can use; `type` pins a device type."""
 
     min: Annotated[int, Field(ge=1, le=1_000_000)] = 1
@@ -55,8 +69,20 @@ class DeviceRange(_Strict):
         return self
 
 
-class JobSpec(_Strict):
-    """A training job as its user describes it. Sequences are `sequence_length` tokens; batches count sequences."""
+def _say_which_fields(schema: dict[str, Any]) -> None:
+    """In the JSON Schema: a training job's fields, or a command's."""
+    schema["required"] = ["name"]
+    schema["anyOf"] = [{"required": list(_NEEDED_TO_TRAIN)}, {"required": ["command"]}]
+    schema["properties"]["command"]["minItems"] = 1
+
+
+class JobSpec(Strict):
+    """A job as its user describes it: a training job, or any `command` as a gang of one process per device (rigid).
+
+    Sequences are `sequence_length` tokens; batches count sequences.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=_say_which_fields)
 
     name: str
     model: ModelSpec
@@ -73,6 +99,63 @@ class JobSpec(_Strict):
     tenant: str = "default"
     layout: Layout | Literal["auto"] = "auto"
     snapshot_every_steps: Annotated[int, Field(ge=0)] = 20  # 0: only when asked for
+    final_checkpoint: str | None = None  # a folder that is made once all steps are done
+    command: tuple[str, ...] = ()  # a rigid job: this, once per device, with the environment variables of torchrun
+    expected_s: Annotated[float, Field(gt=0, le=1e9)] = 3600.0  # how long a command is expected to run
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3  # of a command that fails; preemptions do not count
+    environment: Environment = Environment()
+    preemption: Preemption = Preemption()
+
+    @property
+    def rigid(self) -> bool:
+        """Whether it is a command, which can be neither moved live nor resized."""
+        return bool(self.command)
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether the scheduler may take all its devices away."""
+        return self.preemption.policy != "never"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _command_or_training(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        command = data.get("command")
+        if command in (None, [], ()):
+            extra = [field for field in COMMAND_FIELDS[1:] if field in data]
+            if extra:
+                raise SpecError(f"job.{extra[0]}", data[extra[0]], "is for commands", "leave it out or give a command")
+            return data
+        extra = [field for field in TRAINING_FIELDS if field in data]
+        if extra:
+            value = data[extra[0]]
+            raise SpecError(
+                f"job.{extra[0]}", value, "is for training jobs; a command trains by itself", "leave it out"
+            )
+        return data | _UNKNOWN_INSIDE
+
+    @model_serializer(mode="wrap")
+    def _only_its_own_fields(self, handler: Any) -> dict[str, Any]:
+        foreign = TRAINING_FIELDS if self.rigid else COMMAND_FIELDS
+        return {field: value for field, value in handler(self).items() if field not in foreign}
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError("must be a list of words, a program and its arguments: nothing is given to a shell")
+        return value
+
+    @field_validator("command")
+    @classmethod
+    def _argv(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_argv(value)
+
+    @field_validator("final_checkpoint")
+    @classmethod
+    def _path(cls, value: str | None) -> str | None:
+        return None if value is None else check_path(value)
 
     @field_validator("name", "tenant")
     @classmethod
@@ -100,8 +183,23 @@ class JobSpec(_Strict):
         return Layout.from_dict(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
+    def _preemptable(self) -> JobSpec:
+        policy, right = self.preemption.policy, "grace" if self.rigid else "snapshot"
+        if policy not in (None, "never", right):
+            kind = "a command" if self.rigid else "a training job"
+            fix = f"use {right} or never"
+            raise SpecError("job.preemption.policy", policy, f"is not for {kind}", fix)
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> JobSpec:
-        model = self.model
+        if self.rigid:
+            return self._fits_a_gang()
+        model, inside = self.model, self.environment
+        for name, value in (("venv", inside.venv), ("container", inside.container), ("setup", inside.setup)):
+            if value:
+                problem = "the built-in trainer runs in the agent's own environment"
+                raise SpecError(f"job.environment.{name}", value, problem, "leave it out, or give a command")
         if model.family == "gpt" and model.max_positions and model.max_positions < self.sequence_length:
             raise ValueError(f"sequence_length({self.sequence_length}) > model.max_positions({model.max_positions})")
         if isinstance(self.layout, Layout):
@@ -113,6 +211,12 @@ class JobSpec(_Strict):
                     f"layout {self.layout} needs {self.layout.num_ranks} devices, "
                     f"outside devices min({self.devices.min})..max({self.devices.max})"
                 )
+        return self
+
+    def _fits_a_gang(self) -> JobSpec:
+        low, high = self.devices.min, self.devices.max
+        if low != high:
+            raise SpecError("job.devices", f"{low}..{high}", "a command is rigid", "set min and max to one number")
         return self
 
 
@@ -205,6 +309,7 @@ class Job:
     ended_s: float | None = None
     num_moves: int = 0
     num_recoveries: int = 0  # since its last snapshot
+    exit_code: int | None = None  # of a command that ended by itself: that of the first rank that failed, else 0
     version: int = 0  # compare-and-set: a writer names the version it read
 
     def to(self, state: JobState, reason: Reason, **changes: Any) -> Job:
