@@ -30,8 +30,16 @@ def agent(
     home: Annotated[Path | None, typer.Option(help="Socket and logs; by default $SUIKA_HOME/agent.")] = None,
     orphan_limit: Annotated[float, typer.Option(min=1, help="Seconds that jobs train on without a controller.")] = 3600,
     program: Annotated[list[str] | None, typer.Option(help="Other programs that ranks may load, module:build.")] = None,
+    emulate: Annotated[str | None, typer.Option(help="Act out all nodes of this cluster: NODESxDEVICES:TYPE.")] = None,
+    speedup: Annotated[float, typer.Option(help="With --emulate: emulated seconds per second, 1 to 60.")] = 1.0,
+    times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times.")] = None,
 ) -> None:
     """Serve as a node until SIGTERM. Jobs survive a restart of the agent, and outages of the controller."""
+    if emulate is not None:
+        from suika.cli.emulate import act_out
+
+        act_out(join, _token(token_file), emulate, speedup, times, home, ca)
+        return
     need("agent", "server", "train")
     from suika.agent.forks import ForksError, ForkServerClient
     from suika.agent.program import TRAINER, Agent, RefusedError

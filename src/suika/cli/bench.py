@@ -24,6 +24,7 @@ BENCHES: dict[str, str] = {
     "recover": "Times to come up, to notice a death, to train again, and to call a move off.",
     "decide": "Time of a scheduling decision by cluster size.",
     "estimate": "Errors of the estimator, family by family.",
+    "emulate": "A workload in the simulator, and through the real controller on emulated devices.",
     "schedule": "Completion times under Suika's policy and every rival.",
 }
 

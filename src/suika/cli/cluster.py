@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from suika.cli.ask import FAILED, MISTAKE, ask
 from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
+from suika.core.errors import require
 
 START_WAIT_S, STOP_WAIT_S = 120.0, 60.0
 
@@ -49,13 +51,19 @@ def _detail(data: dict[str, Any]) -> str:
 
 def up(
     cluster: Annotated[str, typer.Option(help="A YAML file, or NODESxDEVICES:TYPE.")] = "2x4:cpu",
+    emulate: Annotated[str | None, typer.Option(help="Devices that do not exist: NODESxDEVICES:TYPE.")] = None,
+    speedup: Annotated[float, typer.Option(help="With --emulate: emulated seconds per second, 1 to 60.")] = 1.0,
+    times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times (CSV).")] = None,
     policy: Annotated[str, typer.Option(help="The scheduling policy.")] = "suika",
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends the cluster.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of cluster files and exit.")] = False,
     output: OutputOption = "table",
     json: JsonOption = False,
 ) -> None:
-    """Start a cluster on this machine: its devices are processes on the CPU. State lives in $SUIKA_HOME."""
+    """Start a cluster on this machine: its devices are processes on the CPU. State lives in $SUIKA_HOME.
+
+    With --emulate there are no processes: jobs are acted out in time that runs faster, by predicted or measured steps.
+    """
     from suika.control.client import home
     from suika.control.service import is_up
 
@@ -64,17 +72,19 @@ def up(
 
         emit_document(ClusterFile.model_json_schema())
         return
-    need("up", "server", "train")
-    parsed = read_cluster(cluster)
+    need("up", *(("server",) if emulate else ("server", "train")))
+    parsed = read_cluster(emulate or cluster)
     if is_up(home()):
         note(f"suika: a cluster is up in {home()}; `suika down` ends it")
         sys.exit(MISTAKE)
     if foreground:
-        _serve(parsed, policy)
+        _serve(parsed, policy, _world(emulate, speedup, times))
         return
     log = home() / "controller.log"
     home().mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-m", "suika.cli", "up", "--foreground", "--cluster", cluster, "--policy", policy]
+    if emulate is not None:
+        command += ["--emulate", emulate, "--speedup", str(speedup), *(("--times", str(times)) if times else ())]
     with log.open("ab") as file:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, close_fds=True
@@ -105,12 +115,22 @@ def _await_nodes(child: subprocess.Popen[bytes], log: Any, num_nodes: int) -> di
     sys.exit(FAILED)
 
 
-def _serve(cluster: Any, policy: str) -> None:
+def _world(emulate: str | None, speedup: float, times: Path | None) -> Any:
+    """The world that the options name; None: the real one."""
+    require(emulate is not None or speedup == 1.0, "speedup", speedup, "needs --emulate: real devices have real time")
+    if emulate is None:
+        return None
+    from suika.control.emulation import Emulated
+
+    return Emulated(emulate, speedup, times.absolute() if times else None)
+
+
+def _serve(cluster: Any, policy: str, world: Any) -> None:
     """Run the cluster in this process until `suika down`, Ctrl-C or SIGTERM."""
     from suika.control.client import home
     from suika.control.local import LocalCluster
 
-    local = LocalCluster(cluster, home(), policy)
+    local = LocalCluster(cluster, home(), policy, world)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: local.daemon.stopped.set())
     with local:

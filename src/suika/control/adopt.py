@@ -63,8 +63,12 @@ class AgentLauncher(LocalLauncher):
 class Adoption:
     """`begin` before the controller's loop starts; the rest happens on it."""
 
-    def __init__(self, controller: Controller, roster: Roster, hub: AgentHub, launcher: AgentLauncher) -> None:
+    def __init__(
+        self, controller: Controller, roster: Roster, hub: AgentHub, launcher: AgentLauncher, clock_speed: float = 1.0
+    ) -> None:
+        """`clock_speed`: seconds of the controller's clock per real second; a lease is real seconds."""
         self.controller, self.state = controller, controller.state
+        self._wait_s = (hub.lease_s + _GRACE_S) * clock_speed
         self._roster, self._hub, self._launcher = roster, hub, launcher
         self._awaited: dict[str, float] = {}  # job -> until when
         roster.keep = lambda process: ProcessName.parse(process).job_id in self._awaited
@@ -72,7 +76,7 @@ class Adoption:
 
     def begin(self) -> None:
         """What the store knows of live jobs becomes what the controller watches."""
-        state, until_s = self.state, self.state.clock() + self._hub.lease_s + _GRACE_S
+        state, until_s = self.state, self.state.clock() + self._wait_s
         for job in state.active():
             watch = state.watch(job.id)
             saved = state.store.snapshot(job.id)

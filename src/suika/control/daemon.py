@@ -11,23 +11,23 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from suika.control.accounts import Accounts
-from suika.control.adopt import Adoption, AgentLauncher
+from suika.control.adopt import Adoption
 from suika.control.agent_door import install_agents
 from suika.control.agents import LEASE_S, AgentHub
 from suika.control.api import Api
 from suika.control.auth import Role
 from suika.control.controller import Controller
 from suika.control.database import DatabaseStore
+from suika.control.emulation import Real, World
 from suika.control.netdoor import NetDoor
 from suika.control.rest import make_app
-from suika.control.roster import GrowingPricing, Roster
+from suika.control.roster import Roster
 from suika.control.server import SocketServer
 from suika.control.service import take_lock
 from suika.core.cluster import Cluster, Node
@@ -51,7 +51,10 @@ class Daemon:
         key: Path | None = None,
         lease_s: float = LEASE_S,
         data_roots: Sequence[Path] = (),
+        world: World | None = None,
     ) -> None:
+        """`world`: by default the real one."""
+        world = world or Real()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
         self.stopped = threading.Event()
@@ -62,14 +65,13 @@ class Daemon:
             self.store.remember(node)
         cluster = Cluster(self.store.nodes())
         self.accounts = Accounts(self.store.engine)
-        pricing = GrowingPricing(cluster)
-        launcher = AgentLauncher(folder.absolute())
-        self.controller = Controller(cluster, self.store, load(policy), pricing, launcher, time.time)
+        pricing, launcher = world.pricing(cluster), world.launcher(folder.absolute())
+        self.controller = Controller(cluster, self.store, load(policy), pricing, launcher, world.clock(folder))
         self.controller.state.quotas = self.accounts.quotas()
         self.roster = Roster(self.controller, pricing, self.store)
         self.hub = AgentHub(self.roster, lease_s)
         launcher.controller, launcher.processes, self.roster.hub = self.controller, self.hub, self.hub
-        self.adoption = Adoption(self.controller, self.roster, self.hub, launcher)
+        self.adoption = Adoption(self.controller, self.roster, self.hub, launcher, world.speedup)
         self.api = Api(self.controller)
         self._door_settings = (host, port or _last_port(folder), cert, key)
         self._data_roots = data_roots

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from types import TracebackType
 from suika.agent.forks import end_fork_server
 from suika.agent.lock import holder
 from suika.control.daemon import Daemon
+from suika.control.emulation import Real, World
 from suika.core.cluster import Cluster, Node
 
 _AGENT_END_WAIT_S = 15.0
@@ -26,8 +28,9 @@ _AGENT_END_WAIT_S = 15.0
 class LocalCluster:
     """Use as a context, like the daemon that it holds."""
 
-    def __init__(self, cluster: Cluster, folder: Path, policy: str = "suika") -> None:
-        self.daemon = Daemon(folder, cluster.nodes, policy=policy)
+    def __init__(self, cluster: Cluster, folder: Path, policy: str = "suika", world: World | None = None) -> None:
+        self.daemon = Daemon(folder, cluster.nodes, policy=policy, world=world)
+        self._world = world or Real()
         self.daemon.ends_jobs = True
         self._nodes = cluster.nodes
         self._folder = folder.absolute()
@@ -35,9 +38,11 @@ class LocalCluster:
 
     def __enter__(self) -> LocalCluster:
         self.daemon.__enter__()
-        for node in self._nodes:
-            if holder(self._home(node)) is None:
-                self._children[node.name] = self._start(node)
+        agents = self._folder / "agents"
+        for name, nodes, options in self._world.agents(self._nodes):
+            if any(holder(self._home(node)) is None for node in nodes):
+                child = self._run(agents / name, options)
+                self._children |= dict.fromkeys((node.name for node in nodes), child)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -48,13 +53,10 @@ class LocalCluster:
     def _home(self, node: Node) -> Path:
         return self._folder / "agents" / node.name
 
-    def _start(self, node: Node) -> subprocess.Popen[bytes]:
-        home = self._home(node)
+    def _run(self, home: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = [sys.executable, "-m", "suika.cli", "agent", "--join", self.daemon.url]
-        command += ["--token-file", str(self._folder / "node.token"), "--name", node.name]
-        command += ["--devices", f"cpu:{node.num_devices}", "--type", node.device_type]
-        command += ["--domain-size", str(node.domain_size), "--rack", node.rack, "--pod", node.pod, "--home", str(home)]
+        command += ["--token-file", str(self._folder / "node.token"), "--home", str(home), *options]
         with (home / "agent.log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True

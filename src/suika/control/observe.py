@@ -60,7 +60,7 @@ class Observer:
             return
         watch.loss = report.loss
         known = watch.step_s is not None
-        watch.step_ends_s.append(report.at_s)
+        watch.steps_seen.append((report.step, report.at_s))
         if not known and watch.step_s is not None:
             self.state.changed = True  # this layout's first measurement
 
@@ -81,7 +81,7 @@ class Observer:
         job, watch = state.store.job(record.job_id), state.watch(record.job_id)
         if job.state is not JobState.REDEPLOYING:
             return  # cancelled meanwhile: its end is on the way
-        watch.step_ends_s.clear()
+        watch.steps_seen.clear()
         watch.samples.clear()
         watch.busy_until_s, watch.failed_moves = 0.0, 0
         state.hold(job.id, record.new.devices)
@@ -139,7 +139,7 @@ class Observer:
         job, watch = state.store.job(report.job_id), state.watch(report.job_id)
         held = set(watch.held) | set(job.target.devices if job.target else ())
         watch.busy_until_s, watch.snapshot = 0.0, report.snapshot
-        watch.step_ends_s.clear()
+        watch.steps_seen.clear()
         watch.samples.clear()
         for device in report.dead:
             state.down[device] = max(state.down.get(device, 0.0), state.clock() + self.device_hold_s)

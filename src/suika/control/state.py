@@ -27,7 +27,8 @@ class Watch:
 
     run: JobRun | None = None
     loss: float | None = None  # of the latest step; None: not a number
-    step_ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=21))  # of the present generation
+    # (steps done, when) as reported in the present generation; a fast job may report only some of its steps
+    steps_seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=21))
     samples: dict[int, StepSample] = field(default_factory=dict)  # the newest of each rank of the present generation
     held: tuple[Device, ...] = ()
     held_since_s: float = 0.0
@@ -43,7 +44,8 @@ class Watch:
     @property
     def step_s(self) -> float | None:
         """Median of the latest steps' times in this generation; None until enough were seen."""
-        gaps = [later - earlier for earlier, later in pairwise(self.step_ends_s)]
+        seen = pairwise(self.steps_seen)
+        gaps = [(later_s - earlier_s) / (b - a) for (a, earlier_s), (b, later_s) in seen if b > a]
         return statistics.median(gaps) if len(gaps) >= STEPS_TO_TRUST else None
 
 

@@ -106,7 +106,7 @@ class _Timed:
     def _hear(self, event: JobEvent) -> None:
         with self._news:
             if isinstance(event, StepDone):
-                self.times.ends_s.append(event.at_s)
+                self.times.ended(event.step, event.at_s)
             self._ended |= isinstance(event, Ended)
             self._news.notify_all()
 

@@ -182,7 +182,7 @@ class JobRun:
             return
         if message["say"] == "step":
             self.step = message["step"]
-            self.times.ends_s.append(message["at_s"])
+            self.times.ended(message["step"], message["at_s"])
             fields = {name: message[name] for name in ("step", "loss", "grad_norm", "lr", "num_tokens", "at_s")}
             self.emit(StepDone(self.job_id, self.generation, **fields))
             self._measure(final=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 STEPS_FOR_A_MEDIAN = 5
 
@@ -13,15 +14,26 @@ class StepTimes:
     """Ends of one generation's optimizer steps in seconds, as the coordinator heard of them on its monotonic clock."""
 
     ends_s: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # steps done then; by default none is left out
+
+    def __post_init__(self) -> None:
+        self.steps = self.steps or list(range(len(self.ends_s)))
+
+    def ended(self, step: int, at_s: float) -> None:
+        self.steps.append(step)
+        self.ends_s.append(at_s)
 
     @property
     def intervals_s(self) -> list[float]:
-        return [b - a for a, b in zip(self.ends_s, self.ends_s[1:], strict=False)]
+        """Seconds per step between reports."""
+        seen = list(zip(self.steps, self.ends_s, strict=True))
+        return [(after_s - before_s) / (b - a) for (a, before_s), (b, after_s) in pairwise(seen) if b > a]
 
     @property
     def median_s(self) -> float | None:
         """Median step, the first one (which has no start of its own) left out."""
-        return statistics.median(self.intervals_s) if len(self.ends_s) > 1 else None
+        intervals_s = self.intervals_s
+        return statistics.median(intervals_s) if intervals_s else None
 
     @property
     def settled(self) -> bool:
@@ -37,10 +49,9 @@ def pause_s(old: StepTimes, new: StepTimes) -> float | None:
 
 def lost_s(times: StepTimes, since_s: float) -> float:
     """Training time lost after `since_s`: the steps that ended since then against the median of those before."""
-    before = [t for t in times.ends_s if t <= since_s]
-    usual = StepTimes(before).median_s
-    after = [t for t in times.ends_s if t > since_s]
-    if usual is None or not after:
+    num_before = sum(t <= since_s for t in times.ends_s)
+    usual = StepTimes(times.ends_s[:num_before], times.steps[:num_before]).median_s
+    if usual is None or num_before == len(times.ends_s):
         return 0.0
-    start = before[-1]
-    return max(0.0, after[-1] - start - usual * len(after))
+    start_s, first = times.ends_s[num_before - 1], times.steps[num_before - 1]
+    return max(0.0, times.ends_s[-1] - start_s - usual * (times.steps[-1] - first))
