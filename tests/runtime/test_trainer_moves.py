@@ -12,13 +12,13 @@ import pytest
 from suika.backends.local import LocalBackend
 from suika.core.job import JobSpec
 from suika.runtime.coordinator import PROGRAM
-from suika.runtime.events import Ended, Measured, Outcome, StepDone
+from suika.runtime.events import Ended, Measured, Outcome, Snapshotted, StepDone
 from suika.train.data import prepare
 
 from .conftest import CLUSTER, USER, Watched, plan, spec
 
 LLAMA = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "kv_heads": 2, "vocab": 257}
-GPT = {"family": "gpt", "layers": 3, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257, "tied": True}
+GPT = {"family": "gpt", "layers": 3, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257, "tied": True, "dropout": 0.1}
 STEPS = 60
 CHAIN = [
     ("tp=1,pp=2,dp=2", "a0 a1 b0 b1"),
@@ -27,6 +27,18 @@ CHAIN = [
     ("tp=1,pp=1,dp=3", "a2 b3 b0"),  # grow; 8 micro-batches over 3
     ("tp=2,pp=2,dp=1", "b0 b1 b2 b3"),
 ]
+
+
+MORE_CHAINS = {
+    "interleaved": (
+        LLAMA,
+        [
+            ("tp=1,pp=2,dp=1,virtual_stages=2", "a0 b0"),
+            ("tp=1,pp=2,dp=2", "a0 a1 b0 b1"),  # plain stages
+            ("tp=2,pp=2,dp=1,virtual_stages=2,zero_buckets=stage", "b1 a1 a0 a2"),
+        ],
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +54,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def _job(model: dict[str, Any]) -> JobSpec:
+def _job(model: dict[str, Any], steps: int = STEPS) -> JobSpec:
     optimizer = {"lr": 3e-3, "warmup_steps": 2}
-    return spec(model=model, global_batch=8, sequence_length=16, steps=STEPS, seed=3, optimizer=optimizer)
+    return spec(model=model, global_batch=8, sequence_length=16, steps=steps, seed=3, optimizer=optimizer)
 
 
 class Trained(Watched):
@@ -80,6 +92,34 @@ def test_losses_are_those_of_the_unmoved_twin(
     pauses = [event.record.pause_s for event in moved.events if isinstance(event, Measured)]
     assert len(pauses) == len(CHAIN) - 1
     moved.close()
+
+
+@pytest.mark.parametrize("kind", MORE_CHAINS)
+def test_moves_in_more_dimensions(trainers: LocalBackend, data: str, tmp_path: Path, kind: str) -> None:
+    """As above, and at the end the last snapshot goes on in the first layout."""
+    model, chain = MORE_CHAINS[kind]
+    job = _job(model, 40)
+
+    def begin(name: str, place: tuple[str, str], generation: int = 1, snapshot: Any = None) -> Trained:
+        job_run = Trained(job, trainers, tmp_path / name, program=PROGRAM, data_path=data)
+        job_run.start(plan(*place, job), generation, snapshot).result(60)
+        return job_run
+
+    moved = begin("moved", chain[0])
+    for generation, place in enumerate(chain[1:], start=2):
+        record = moved.redeploy(plan(*place, job), generation, USER).result(90)
+        assert record.error is None
+        assert record.moved_bytes >= record.bound_bytes > 0
+    path = moved.snapshot().result(60)
+    losses = moved.losses()
+    kept = moved.wait(Snapshotted)
+    moved.close()
+    twin = begin("twin", ("tp=1,pp=1,dp=1", "a0")).losses()
+    assert sorted(losses) == sorted(twin) == list(range(1, 41))
+    assert max(abs(losses[step] - twin[step]) for step in twin) < 1e-9
+    again = begin("again", chain[0], len(chain) + 1, path).losses()
+    assert min(again) == kept.step + 1
+    assert max(abs(again[step] - twin[step]) for step in again) < 1e-9
 
 
 def test_it_goes_on_from_its_snapshot(trainers: LocalBackend, data: str, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_generation_is_built_beside_a_training_one_and_takes_its_buffers_over(
             new.load_records(live.records())
             live = new
             assert all(live.buffers()[name] is buffers[name] for name in buffers)  # bound, not copied
-            name = "weight/" + next(name for name, _ in live.stage.named_parameters())
+            name = "weight/" + next(name for name, _ in live.stage.chunks[0].named_parameters())
             before = buffers[name].clone()
             results.append(live.step(()))
             assert not torch.equal(before, buffers[name])  # this very memory is trained

@@ -19,6 +19,7 @@ class ModelSpec:
     `llama`: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases (`qkv_bias` for Qwen2).
     `experts` > 0 replaces each layer's MLP by a mixture with `experts_per_token` routed and `shared_experts` always
     active experts of `expert_ffn` columns each, from layer `first_dense_layers` on.
+    `dropout`: share of the elements dropped after the embedding and at the end of each residual branch.
     """
 
     name: str
@@ -40,12 +41,13 @@ class ModelSpec:
     shared_experts: int = 0
     expert_ffn: int = 0
     first_dense_layers: int = 0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.family not in ("gpt", "llama"):
             raise SpecError("model.family", self.family, "unknown family", "use gpt or llama")
         for field, value in vars(self).items():
-            if field in ("name", "family", "tied", "qkv_bias", "rope_theta", "norm_eps"):
+            if field in ("name", "family", "tied", "qkv_bias", "rope_theta", "norm_eps", "dropout"):
                 continue
             least = int(field in ("layers", "hidden", "ffn", "heads", "vocab"))
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -53,6 +55,7 @@ class ModelSpec:
             require(value <= LARGEST, f"model.{field}", value, f"must be at most {LARGEST}")
         require(self.rope_theta > 0, "model.rope_theta", self.rope_theta, "must be > 0")
         require(self.norm_eps > 0, "model.norm_eps", self.norm_eps, "must be > 0")
+        require(0 <= self.dropout < 1, "model.dropout", self.dropout, "must be >= 0 and < 1")
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_dim:

@@ -286,7 +286,7 @@ def make_grid(
         "local": local,
         "domain": wiring.domain_size,
         "vector_scale": recipe.vector_scale,
-        "dropout": recipe.dropout,
+        "dropout": recipe.dropout or model.dropout > 0,
         "host_layer_s": curve["host_layer_us"] * 1e-6 * recipe.host_scale * graphs,
         "host_serial": device.generation == "cpu",
         "micro_batch_s": curve["micro_batch_us"] * 1e-6,

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from suika.core.layout import Recompute
 from suika.core.model import ModelSpec
 from suika.train.axis import TensorParallel
+from suika.train.masks import Masks
 
 
 class Weights(nn.Module):
@@ -31,7 +32,7 @@ class Weights(nn.Module):
         self.register_parameter("bias", None)
 
 
-def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def recomputed(function: Callable[..., Tensor], *inputs: object) -> Tensor:
     """Run `function` without keeping what it saves for backward: it runs again then. Touches no global RNG."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
@@ -117,19 +118,19 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block."""
+    """Pre-norm residual block number `layer` of the model, with dropout at the end of each branch."""
 
-    def __init__(self, model: ModelSpec, tp: TensorParallel, recompute: Recompute) -> None:
+    def __init__(self, model: ModelSpec, layer: int, tp: TensorParallel, recompute: Recompute) -> None:
         super().__init__()
-        self.recompute_all = recompute == "full"
+        self.name, self.recompute_all = f"layers.{layer}", recompute == "full"
         self.attention_norm, self.attention = Norm(model), Attention(model, tp, recompute)
         self.mlp_norm, self.mlp = Norm(model), Mlp(model, tp)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, masks: Masks) -> Tensor:
         if self.recompute_all:
-            return recomputed(self._run, x, rotary)  # type: ignore[arg-type]
-        return self._run(x, rotary)
+            return recomputed(self._run, x, rotary, masks)
+        return self._run(x, rotary, masks)
 
-    def _run(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary)
-        return x + self.mlp(self.mlp_norm(x))
+    def _run(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, masks: Masks) -> Tensor:
+        x = x + masks.drop(self.attention(self.attention_norm(x), rotary), f"{self.name}.attention")
+        return x + masks.drop(self.mlp(self.mlp_norm(x)), f"{self.name}.mlp")

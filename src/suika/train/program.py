@@ -21,6 +21,7 @@ from suika.train.dataset import Dataset
 from suika.train.gradients import Gradients
 from suika.train.initial import initial_shard
 from suika.train.limits import check_runnable
+from suika.train.masks import Masks, step_masks
 from suika.train.optimizer import AdamW, learning_rate
 from suika.train.pipeline import build_pipeline
 from suika.train.stage import Stage
@@ -136,12 +137,19 @@ class Trainer:
     def _forward_backward(self) -> tuple[list[Tensor], int]:
         """Fill the gradients with this rank's sums; the loss sums and the number of valid tokens it saw."""
         self.gradients.zero()
+        self.stage.begin(self._masks())
         tokens = targets = None
         if self.stage.is_first or self.stage.is_last:
             samples = torch.from_numpy(self.dataset.samples(*self.sample_range))
             tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
         losses = self.pipeline.run(tokens, targets)
         return losses, int((targets != IGNORED).sum()) if targets is not None else 0
+
+    def _masks(self) -> tuple[Masks, ...]:
+        """Dropout masks of this rank's micro-batches in the next step."""
+        held = self.stage.tp.positions(self.spec.sequence_length)
+        rate, seed = self.spec.model.dropout, self.spec.seed
+        return step_masks(rate, seed, self.steps_done, range(*self.sample_range), self.layout.micro_batch, (held,))
 
     def _add_up(self, losses: list[Tensor], num_tokens: int, votes: Sequence[float]) -> list[float]:
         """Loss sum, valid tokens, squared gradient norm and votes of the whole job, in one message per axis."""

@@ -1,11 +1,13 @@
 """`Stage`: the part of the model that one rank runs, as a skeleton whose parameters are bound to given buffers.
 
+A stage is one `Chunk` of consecutive layers, or several with interleaved (virtual) pipeline stages.
+
 Parameters carry the names of `logical_tensors`: `layers.3.attention.q.weight` is that tensor on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +19,12 @@ from suika.core.model import ModelSpec
 from suika.core.tensors import logical_tensors
 from suika.train.axis import TensorParallel
 from suika.train.blocks import Block, Norm, Weights, rotary_tables
+from suika.train.masks import Masks
 from suika.train.vocabulary import embed, token_losses
 
 
-class Stage(nn.Module):
-    """Layers [first, last) of a model on one tensor-parallel rank, with the embedding or the head at the ends.
-
-    Holds no storage until `bind`. B = batch, L = sequence, D = hidden, V = local rows of the vocabulary.
-    """
+class Stage:
+    """All chunks of one rank, in model order."""
 
     def __init__(
         self,
@@ -35,9 +35,59 @@ class Stage(nn.Module):
         dtype: torch.dtype,
         tp: TensorParallel,
     ) -> None:
+        bounds = layout.stage_chunks(model, place.pp)
+        if layout.pp == 1:  # its chunks follow each other: nothing passes between them
+            bounds = ((0, model.layers),)
+        self.tp, self.length = tp, sequence_length
+        self.chunks = tuple(Chunk(model, layout, place, bound, sequence_length, dtype, tp) for bound in bounds)
+
+    @property
+    def is_first(self) -> bool:
+        return self.chunks[0].is_first
+
+    @property
+    def is_last(self) -> bool:
+        return self.chunks[-1].is_last
+
+    def bind(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        """Make `weights` the live parameters, without a copy; backward adds into `grads`, which may be wider."""
+        for chunk in self.chunks:
+            chunk.bind({name: weight for name, weight in weights.items() if chunk.has(name)}, grads)
+
+    def begin(self, masks: Sequence[Masks]) -> None:
+        """Start a step: the masks of its micro-batches, which go through each chunk in this order."""
+        for chunk in self.chunks:
+            chunk.begin(masks)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Token ids (B, L) -> local logits (B, L, V), where there is one stage."""
+        (chunk,) = self.chunks
+        return chunk(ids)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the token losses of a micro-batch; last stage only."""
+        return self.chunks[-1].loss(logits, targets)
+
+
+class Chunk(nn.Module):
+    """Layers [first, last) of a model on one tensor-parallel rank, with the embedding or the head at the ends.
+
+    Holds no storage until `bind`. B = batch, L = sequence, D = hidden, V = local rows of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        layout: Layout,
+        place: Coordinate,
+        bounds: tuple[int, int],
+        sequence_length: int,
+        dtype: torch.dtype,
+        tp: TensorParallel,
+    ) -> None:
         super().__init__()
         self.tp, self.length, self.hidden, self.dtype = tp, sequence_length, model.hidden, dtype
-        ((first, last),) = layout.stage_chunks(model, place.pp)
+        first, last = bounds
         self.is_first, self.is_last, self.tied = first == 0, last == model.layers, model.tied
         table = logical_tensors(model, sequence_length)[0]
         self.first_row, stop = table.bounds(layout.tp, place.tp)
@@ -46,7 +96,7 @@ class Stage(nn.Module):
             self.embedding = Weights()
         if self.is_first and model.family == "gpt":
             self.positions = Weights()
-        self.layers = nn.ModuleDict({str(i): Block(model, tp, layout.recompute) for i in range(first, last)})
+        self.layers = nn.ModuleDict({str(i): Block(model, i, tp, layout.recompute) for i in range(first, last)})
         if self.is_last:
             self.final_norm = Norm(model)
             if not model.tied:
@@ -54,9 +104,18 @@ class Stage(nn.Module):
         self.rotary: tuple[Tensor, Tensor] | None = None
         if model.family == "llama":
             self.rotary = rotary_tables(sequence_length, model.head_dim, model.rope_theta, dtype)
+        self._masks: Iterator[Masks] = iter(())
+
+    def has(self, name: str) -> bool:
+        """Whether the tensor called `name` is a parameter of this chunk."""
+        try:
+            self.get_submodule(name.rpartition(".")[0])
+        except AttributeError:
+            return False
+        return True
 
     def bind(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
-        """Make `weights` the live parameters, without a copy; backward adds into `grads`, which may be wider."""
+        """As `Stage.bind`, for the chunk's own tensors."""
         for name, weight in weights.items():
             holder, _, leaf = name.rpartition(".")
             parameter = nn.Parameter(weight)
@@ -67,29 +126,34 @@ class Stage(nn.Module):
             setattr(self.get_submodule(holder), leaf, parameter)
 
     def boundary(self, micro_batch: int) -> Tensor:
-        """A shape-only example of what passes between stages: (B, L or L/tp, D)."""
+        """A shape-only example of what passes between chunks: (B, L or L/tp, D)."""
         positions = self.tp.positions(self.length)
         shape = (micro_batch, positions.stop - positions.start, self.hidden)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 
     def logits_example(self, micro_batch: int) -> Tensor:
-        """A shape-only example of what the last stage gives: (B, L, V)."""
+        """A shape-only example of what the last chunk gives: (B, L, V)."""
         shape = (micro_batch, self.length, self.num_rows)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 
+    def begin(self, masks: Iterable[Masks]) -> None:
+        """As `Stage.begin`."""
+        self._masks = iter(masks)
+
     def forward(self, x: Tensor) -> Tensor:
-        """Token ids (B, L) or activations of the stage before -> activations, or local logits (B, L, V)."""
+        """Token ids (B, L) or activations of the chunk before -> activations, or local logits (B, L, V)."""
+        masks = next(self._masks)
         if self.is_first:
-            x = self._embed(x)
+            x = masks.drop(self._embed(x), "embedding")
         for block in self.layers.values():
-            x = block(x, self.rotary)
+            x = block(x, self.rotary, masks)
         if self.is_last:
             x = self.tp.enter(self.final_norm(x))
             x = F.linear(x, (self.embedding if self.tied else self.head).weight)
         return x
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the token losses of a micro-batch; last stage only."""
+        """Sum of the token losses of a micro-batch; last chunk only."""
         return token_losses(logits, targets, self.first_row, self.tp.axis).sum()
 
     def _embed(self, ids: Tensor) -> Tensor:
