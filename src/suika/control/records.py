@@ -9,7 +9,7 @@ from suika.core.decision import Reason, ReasonCode
 from suika.core.job import Job, JobSpec, JobState, parse_job
 from suika.core.plan import Plan
 
-_PLAIN = ("last_generation", "started_s", "ended_s", "num_moves", "num_recoveries", "exit_code")
+_PLAIN = ("last_generation", "started_s", "ended_s", "num_moves", "num_recoveries", "exit_code", "not_before_s")
 
 
 def job_row(job: Job) -> dict[str, Any]:

@@ -24,7 +24,7 @@ TRAINING_FIELDS = (
     *("model", "data", "global_batch", "sequence_length", "steps", "optimizer", "seed", "precision", "layout"),
     *("snapshot_every_steps", "final_checkpoint"),
 )
-COMMAND_FIELDS = ("command", "expected_s", "max_restarts")
+COMMAND_FIELDS = ("command", "expected_s", "max_restarts", "outage_s")
 _NEEDED_TO_TRAIN = TRAINING_FIELDS[:5]
 # A command is one step of unknown inside on dp = its number of devices; no layout of it is ever priced or moved.
 _UNKNOWN_INSIDE = {
@@ -103,6 +103,9 @@ class JobSpec(Strict):
     command: tuple[str, ...] = ()  # a rigid job: this, once per device, with the environment variables of torchrun
     expected_s: Annotated[float, Field(gt=0, le=1e9)] = 3600.0  # how long a command is expected to run
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3  # of a command that fails; preemptions do not count
+    # How long a command runs on without its controller. After its node was lost it begins again elsewhere only when
+    # that time is over: nothing of it then runs twice.
+    outage_s: Annotated[float, Field(ge=1, le=1e7)] = 120.0
     environment: Environment = Environment()
     preemption: Preemption = Preemption()
 
@@ -310,6 +313,7 @@ class Job:
     num_moves: int = 0
     num_recoveries: int = 0  # since its last snapshot
     exit_code: int | None = None  # of a command that ended by itself: that of the first rank that failed, else 0
+    not_before_s: float | None = None  # what is left of it on a lost node may run until then
     version: int = 0  # compare-and-set: a writer names the version it read
 
     def to(self, state: JobState, reason: Reason, **changes: Any) -> Job:

@@ -96,6 +96,8 @@ class Ended(JobEvent):
     error: str | None = None
     dead: tuple[Device, ...] = ()
     noticed_s: float = 0.0  # LOST: from the last sign of life to noticing
+    exit_code: int | None = None  # of a command that ended by itself
+    unreachable: bool = False  # LOST: with its node; its processes there may not know yet
 
     @property
     def steps_lost(self) -> int:

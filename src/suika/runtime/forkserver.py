@@ -5,7 +5,8 @@
 It is the hub of its machine: one owner connects to its Unix socket and asks for processes, sends them messages and
 hears of their exits. It is single-threaded (asserted before each fork: a lock held by another thread would stay locked
 in the child for ever), leads its own session (a Ctrl-C does not reach it) and is a subreaper: orphans of a dead rank
-become its children, and a child that it does not know is killed. When its owner goes, so does everything.
+become its children, and a child that it does not know is killed. When its owner goes, so does everything. What a child
+prints goes through a pipe into the child's log. Without torch it starts commands (runtime/command.py) only.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from suika.runtime.logs import RotatingLog, prune
 from suika.runtime.messages import Channel, DisconnectedError, Message, listen
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -41,19 +44,24 @@ PRELOAD = (
     "suika.runtime.worker",
     "suika.runtime.store",
 )
+WITHOUT_TORCH = ("suika.runtime.command",)
 OWNER_WAIT_S = 60.0  # a server that nobody connects to ends itself
 REAP_WAIT_S = 10.0
+_READ_BYTES, _MOST_READS = 1 << 16, 64  # of a log's pipe; what a child printed last is at most a pipe full
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
 class Forked:
-    """A live child. `channel` is the hub's end of its socket pair."""
+    """A live child. `channel` is the hub's end of its socket pair, `printed` of its pipe; -1: it has closed it."""
 
     name: str
     pid: int
     channel: Channel
+    printed: int
+    log: RotatingLog | None
+    outage_s: float | None = None  # it must not outlive the contact to its controller by more
 
 
 class ForkServer:
@@ -123,26 +131,59 @@ class ForkServer:
                     self._to_child(child, order["message"])
             case "kill":
                 if child := self._by_name.get(order["process"]):
-                    _kill_group(child.pid)
+                    kill_group(child.pid)
 
     def _fork(self, order: Message) -> None:
         assert _num_threads() == 1, f"the fork server has {_num_threads()} threads: forking would be unsafe"
         assert order["process"] not in self._by_name, f"{order['process']} runs already"
         ours, theirs = socket.socketpair()
+        printed, prints = os.pipe()
+        log = self._log(order)
         pid = os.fork()
         if pid == 0:
-            self._become(order, theirs)
+            self._become(order, theirs, prints)
+        os.close(prints)
+        os.set_blocking(printed, False)
         with suppress(OSError):
             os.setpgid(pid, pid)  # the child does it too: whoever comes first, a kill reaches its group
         theirs.close()
         ours.setblocking(False)
-        child = Forked(order["process"], pid, Channel(ours))
+        child = Forked(order["process"], pid, Channel(ours), printed, log, order["launch"].get("outage_s"))
         self._by_name[child.name] = self._by_pid[pid] = child
         self._listened.add(child.channel)
         self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._relay(child))
+        self._selector.register(printed, selectors.EVENT_READ, lambda: self._keep_log(child, 1))
         self._tell({"event": "forked", "process": child.name, "pid": pid})
 
-    def _become(self, order: Message, theirs: socket.socket) -> NoReturn:
+    def _log(self, order: Message) -> RotatingLog | None:
+        if order.get("log") is None:
+            return None
+        path = Path(order["log"])
+        prune(path.parent)
+        return RotatingLog(path, **order.get("log_limits", {}))
+
+    def _keep_log(self, child: Forked, most_reads: int) -> None:
+        """Take what the child has printed; each time a little, so that no child's chatter keeps others waiting."""
+        if child.printed < 0:
+            return
+        with suppress(BlockingIOError):
+            for _ in range(most_reads):
+                data = os.read(child.printed, _READ_BYTES)
+                if child.log is not None:
+                    child.log.write(data)
+                if not data:
+                    self._end_log(child)
+                    return
+
+    def _end_log(self, child: Forked) -> None:
+        if child.printed >= 0:
+            self._selector.unregister(child.printed)
+            os.close(child.printed)
+            child.printed = -1
+            if child.log is not None:
+                child.log.close()
+
+    def _become(self, order: Message, theirs: socket.socket, prints: int) -> NoReturn:
         """In the child: drop everything of the server's, then run the entry. Never returns."""
         code = 1
         try:
@@ -151,8 +192,12 @@ class ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             os.setpgid(0, 0)
             die_with_parent()
-            _redirect(order.get("log"))
+            _redirect(prints)
+            os.environ.update(order["launch"].get("variables", {}))
             self._selector.close()
+            for child in self._by_name.values():
+                if child.printed >= 0:
+                    os.close(child.printed)
             for fd in (self._wake_read, self._wake_write, self._listener.fileno()):
                 os.close(fd)
             assert self._owner is not None
@@ -199,9 +244,11 @@ class ForkServer:
             child = self._by_pid.pop(pid, None)
             if child is None:
                 continue
-            _kill_group(pid)
+            kill_group(pid)
             del self._by_name[child.name]
             self._relay(child)
+            self._keep_log(child, _MOST_READS)
+            self._end_log(child)
             if child.channel in self._listened:
                 self._listened.discard(child.channel)
                 self._selector.unregister(child.channel)
@@ -211,7 +258,7 @@ class ForkServer:
 
     def _kill_orphans(self) -> None:
         """Grandchildren whose parent died are ours now (subreaper); nobody else will end them."""
-        for pid in _children():
+        for pid in children():
             if pid not in self._by_pid:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -219,11 +266,11 @@ class ForkServer:
     def _kill_everything(self) -> None:
         deadline = time.monotonic() + REAP_WAIT_S
         for pid in list(self._by_pid):
-            _kill_group(pid)
-        while _children() and time.monotonic() < deadline:
+            kill_group(pid)
+        while children() and time.monotonic() < deadline:
             for pid, _ in _ended():
                 self._by_pid.pop(pid, None)
-            self._by_pid = {pid: child for pid, child in self._by_pid.items() if pid in _children()}
+            self._by_pid = {pid: child for pid, child in self._by_pid.items() if pid in children()}
             self._kill_orphans()
             time.sleep(0.01)
 
@@ -232,6 +279,11 @@ def lead_session() -> None:
     """A session of its own, and a subreaper: orphans of dead children become its children."""
     if os.getsid(0) != os.getpid():
         os.setsid()
+    adopt_orphans()
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parents have died become children of this process (a subreaper)."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -252,7 +304,8 @@ def _ended() -> list[tuple[int, int]]:
     return found
 
 
-def _children() -> list[int]:
+def children() -> list[int]:
+    """Pids of this process's children, as long as it has one thread."""
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
@@ -260,19 +313,21 @@ def _num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
+    """SIGKILL a child and all in its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _redirect(log: str | None) -> None:
-    """stdin from nowhere; stdout and stderr to the process's log."""
+def _redirect(prints: int) -> None:
+    """stdin from nowhere; stdout and stderr into the log's pipe, line by line."""
     source = os.open(os.devnull, os.O_RDONLY)
-    target = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for fd, number in ((source, 0), (target, 1), (target, 2)):
+    for fd, number in ((source, 0), (prints, 1), (prints, 2)):
         os.dup2(fd, number)
     os.close(source)
-    os.close(target)
+    os.close(prints)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are files
 
 
 def end_quietly(*_: Any) -> NoReturn:
@@ -284,7 +339,7 @@ def run_at(path: Path, preload: Sequence[str], server_of: Callable[[socket.socke
     lead_session()
     listener = listen(path)
     try:
-        for module in (*PRELOAD, *preload):
+        for module in (*PRELOAD, *preload) if find_spec("torch") else WITHOUT_TORCH:
             importlib.import_module(module)
         gc.freeze()  # what was imported stays shared: a child's collections neither scan nor copy it
         server_of(listener).run()

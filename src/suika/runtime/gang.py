@@ -63,6 +63,7 @@ class Member:
     pid: int | None = None
     going: bool = False  # was told to go: its exit is no accident
     code: int | None = None  # exit code once it is gone
+    unreachable: bool = False  # it counts as gone because its node is
     said: dict[tuple[str, int], Message] = field(default_factory=dict)
 
     @property
@@ -120,7 +121,7 @@ class Gang:
                 member.said[message["say"], message.get("generation", 0)] = message
                 self._hear(member, message)
             case "exit":
-                member.code = event["code"]
+                member.code, member.unreachable = event["code"], event.get("unreachable", False)
                 del self.members[member.process]
                 if not member.going and member.device is not None:  # a lost store hurts only who needs it next
                     raise DiedError(member, _exit_in_words(member.code), silent_s)

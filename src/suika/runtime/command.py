@@ -1,0 +1,191 @@
+"""One rank of a rigid job: starts the job's command, passes the signal on, and leaves nothing of it behind.
+
+It stands between the fork server and the user's program: it answers the coordinator, gives the program the environment
+variables of torchrun, and when the program ends, ends whatever it started too. No torch, no shell.
+
+Said: `place` (host, port), `set-up`, `running`, `exited` (code; a signal's as -number), `no-start` (error, code).
+Obeyed: `setup`, `start`, `signal`, `ping`, `exit`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from suika.core.environment import ENV_ITEM, Environment
+from suika.runtime.forkserver import adopt_orphans, children, die_with_parent
+from suika.runtime.messages import Channel, DisconnectedError, Message
+
+COMMAND_ENTRY = "suika.runtime.command:main"
+HOST = "127.0.0.1"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_END_WAIT_S = 5.0
+NOT_FOUND, NOT_STARTED = 127, 126  # exit codes, as shells have them
+
+
+def main(channel: Channel, launch: Mapping[str, Any]) -> None:
+    """Entry of the rank's process, called in the fork."""
+    os.set_blocking(channel.fileno(), False)
+    adopt_orphans()
+    try:
+        Shepherd(channel, launch).run()
+    except DisconnectedError:
+        pass  # the fork server is gone
+    finally:
+        end_children()
+
+
+class Shepherd:
+    """Waits for two things: what the coordinator says, and the end of the program."""
+
+    def __init__(self, channel: Channel, launch: Mapping[str, Any]) -> None:
+        self._channel = channel
+        self._job_id, self._generation = launch["job_id"], launch["generation"]
+        self._command: Sequence[str] = launch["command"]
+        self._environment = Environment.model_validate(launch["environment"])
+        self._visible: str = launch.get("visible", "")  # variable that names the devices a process may use
+        self._port = _reserve(launch.get("address") or HOST)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._what = ""  # is running: set-up or command
+        self._kill_at_s: float | None = None  # the grace ends
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        self._selector.register(self._channel, selectors.EVENT_READ, None)
+        host, port = self._port.getsockname()[:2]
+        self._say("place", host=host, port=port)
+        while True:
+            wait_s = None if self._kill_at_s is None else max(self._kill_at_s - time.monotonic(), 0.0)
+            for key, _ in self._selector.select(wait_s):
+                if key.data is not None:
+                    self._ended(key.fd)
+            if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+                self._kill_at_s = None
+                end_children(collect=False)
+            for message in self._channel.arrived():
+                if message["do"] == "exit":
+                    return
+                self._obey(message)
+            self._channel.flush()
+
+    def _obey(self, message: Message) -> None:
+        match message["do"]:
+            case "ping":
+                self._channel.post({"say": "pong", "job_id": self._job_id, "generation": 0})
+            case "setup":
+                self._start("set-up", self._environment.setup, message["variables"])
+            case "start":
+                self._start("command", self._command, message["variables"])
+            case "signal" if self._child is not None and self._kill_at_s is None:
+                self._kill_at_s = time.monotonic() + message["grace_s"]
+                with suppress(ProcessLookupError):  # its first process alone: it knows what to do with the others
+                    os.kill(self._child.pid, signal.Signals[message["signal"]])
+
+    def _start(self, what: str, command: Sequence[str], given: Mapping[str, str]) -> None:
+        inside = self._environment
+        variables = {**base_variables(inside), **dict(inside.variables), **given}
+        if self._visible:
+            variables.setdefault(self._visible, given["SUIKA_DEVICES"])
+            variables.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        argv, workdir = command_line(inside, command, variables), inside.workdir or variables["HOME"]
+        try:
+            _check_places(inside, workdir)
+            self._child = subprocess.Popen(
+                argv,
+                cwd=workdir,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # this process has one thread
+            )
+        except FileNotFoundError as error:
+            self._say("no-start", error=f"{error.filename}: {error.strerror}", code=NOT_FOUND)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self._say("no-start", error=f"{argv[0]} does not start: {error}", code=NOT_STARTED)
+        else:
+            self._what = what
+            self._selector.register(os.pidfd_open(self._child.pid), selectors.EVENT_READ, what)
+            if what == "command":
+                self._say("running", step=0)
+
+    def _ended(self, pidfd: int) -> None:
+        """The program is over: so is all that it started."""
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        child, self._child, self._kill_at_s = self._child, None, None
+        assert child is not None
+        code = child.wait()
+        end_children()
+        if self._what == "command":
+            self._say("exited", code=code)
+        elif code == 0:
+            self._say("set-up")
+        else:
+            self._say("no-start", error=f"the set-up command ended with code {code}", code=code)
+
+    def _say(self, say: str, **content: Any) -> None:
+        self._channel.post({"say": say, "job_id": self._job_id, "generation": self._generation, **content})
+
+
+def _check_places(environment: Environment, workdir: str) -> None:
+    """Popen's own error would not tell a missing folder from a missing program."""
+    if not os.path.isdir(workdir):
+        raise ValueError(f"the working directory {workdir} is not there")
+    if environment.venv is not None and not os.path.isdir(f"{environment.venv}/bin"):
+        raise ValueError(f"{environment.venv} is no virtual environment: it has no bin")
+
+
+def base_variables(environment: Environment) -> dict[str, str]:
+    """A clean environment: who and where, nothing of the agent's."""
+    try:
+        user = pwd.getpwuid(os.getuid())
+        who = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
+    except KeyError:  # a user without a name
+        who = {"HOME": "/"}
+    path = _PATH if environment.venv is None else f"{environment.venv}/bin:{_PATH}"
+    found = {"PATH": path, "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **who}
+    return found if environment.venv is None else found | {"VIRTUAL_ENV": environment.venv}
+
+
+def command_line(environment: Environment, command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """The container's start, if there is one, then the command. Values stay out of it: others can read it."""
+    start: list[str] = []
+    for word in environment.container:
+        # Who and where are the container's own.
+        own = sorted(set(variables) - {"HOME", "PATH", "USER", "LOGNAME", "SHELL"})
+        start += [f"--env={name}" for name in own] if word == ENV_ITEM else [word]
+    return [*start, *command]
+
+
+def end_children(collect: bool = True) -> None:
+    """SIGKILL all descendants, those that left their group or session too: they are our children as soon as their
+    parents are gone. Without `collect` the direct ones are left to be waited for."""
+    deadline = time.monotonic() + _END_WAIT_S
+    while (pids := children()) and time.monotonic() < deadline:
+        for pid in pids:
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
+        if not collect:
+            return
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+
+
+def _reserve(host: str) -> socket.socket:
+    """A port for rank 0's rendezvous. It stays bound but does not listen: whoever binds it with SO_REUSEADDR, as a
+    TCPStore does, may have it, and the kernel gives it to nobody else."""
+    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, 0))
+    return reserved

@@ -1,0 +1,291 @@
+"""`CommandRun`: a rigid job's gang seen from outside, for its owner what `JobRun` is for a training job. No torch.
+
+All or nothing: the command starts once every rank has its place, and ends everywhere when one rank fails. It cannot be
+moved live; who takes its devices sends a signal, waits a grace, and starts it again elsewhere. What it did until then
+is its own checkpoint's business.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from suika.core.cluster import Cluster, Device
+from suika.core.job import JobSpec
+from suika.core.plan import Plan
+from suika.core.redeployment import Redeployment
+from suika.runtime.adopt import Claim, OnRecord, ProcessName
+from suika.runtime.command import COMMAND_ENTRY
+from suika.runtime.events import Ended, JobEvent, Outcome, Released, Started
+from suika.runtime.gang import DiedError, Gang, Limits, Member, UnableError
+from suika.runtime.messages import Message, Processes
+
+_SET_UP_S = 3600.0
+_LAST_WORDS_S = 5.0  # how long ranks may take to end after another has failed
+_SIGNALLED = 128  # exit code of a program that a signal ended: this and its number, as shells have it
+
+
+class CannotError(RuntimeError):
+    """The command (to this run) cannot be carried out; the job is as it was."""
+
+
+class _Killed(Exception):  # noqa: N818  # no error: its owner's word
+    pass
+
+
+class CommandRun:
+    """One process per device of `spec.command`. Events as of `JobRun`; `on_event` is called on the job's thread."""
+
+    def __init__(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        processes: Processes,
+        cluster: Cluster,
+        folder: Path,
+        on_event: Callable[[JobEvent], None],
+        limits: Limits | None = None,
+    ) -> None:
+        self.job_id, self.spec, self.cluster = job_id, spec, cluster
+        self.limits = limits or Limits()
+        self.generation = 0
+        self.plan: Plan | None = None
+        self.ranks: dict[Device, Member] = {}
+        self.step = 0  # 1 once it has finished
+        self.emit = on_event
+        self.gang = Gang(job_id, processes, lambda member, message: None, self.limits)
+        self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._killed = self._closed = False
+        self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
+        self._thread.start()
+
+    # -- commands, from any thread ------------------------------------------------------------------------------------
+
+    def start(self, plan: Plan, generation: int, snapshot: str | None = None) -> Future[int]:
+        """Start the command on every device of `plan`. Resolves once it runs everywhere."""
+        return self.command(lambda: self._start(plan, generation))
+
+    def preempt(self, deadline_s: float | None = None) -> Future[Ended]:
+        """Signal, grace (at most `deadline_s`), SIGKILL; then all devices are given up."""
+        return self.command(lambda: self._preempt(deadline_s))
+
+    def redeploy(self, *_: Any) -> Future[Redeployment]:
+        """Not of a command."""
+        refused: Future[Redeployment] = Future()
+        refused.set_exception(CannotError("a command cannot be moved live"))
+        return refused
+
+    def snapshot(self) -> Future[str]:
+        """Not of a command."""
+        refused: Future[str] = Future()
+        refused.set_exception(CannotError("a command saves its state itself"))
+        return refused
+
+    def kill(self) -> None:
+        """SIGKILL everything of the job."""
+        self._killed = True
+        self.gang.post({})
+
+    def close(self) -> None:
+        self._closed = True
+        self.kill()
+        self._thread.join(self.limits.end_s * 2)
+
+    def command(self, action: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._commands.put((future, action))
+        self.gang.post({})
+        return future
+
+    def take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> Future[int]:
+        """Make `found` (process -> pid), which run already, the gang of this fresh run, as `adopt.take_back` does."""
+        return self.command(lambda: self._take_back(record, found, claim))
+
+    # -- the job's thread ---------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        while not self._closed or not self._commands.empty():
+            future = None
+            try:
+                self._check()
+                if not self._commands.empty():
+                    future, action = self._commands.get()
+                    future.set_result(action())
+                else:
+                    self.gang.pump()
+            except CannotError as error:
+                assert future is not None
+                future.set_exception(error)
+            except BaseException as error:
+                self._end_for(error)
+                if future is not None:
+                    future.set_exception(error)
+        if self.gang.members:
+            self._end(Outcome.KILLED, "ended by its owner")
+
+    def _check(self) -> None:
+        """A kill; a rank that could not start; ranks that have ended: all of them, or one that failed."""
+        if self._killed:
+            self._killed = False
+            if self.gang.members:
+                raise _Killed
+        for member in self.ranks.values():
+            if failed := self._said(member, "no-start"):
+                raise UnableError(member, failed["error"])
+        if self.ranks and (self._failures() or all(self._said(m, "exited") for m in self.ranks.values())):
+            self._end_with_codes()
+
+    def _said(self, member: Member, say: str) -> Message | None:
+        return member.said.get((say, self.generation))
+
+    def _failures(self) -> list[tuple[float, int, Member]]:
+        """(when, exit code, rank) of those that failed, earliest first."""
+        exits = [(self._said(member, "exited"), member) for member in self.ranks.values()]
+        failed = [(said["at_s"], said["code"], member) for said, member in exits if said and said["code"]]
+        return sorted(failed, key=lambda failure: failure[0])
+
+    def _start(self, plan: Plan, generation: int) -> int:
+        if self.ranks:
+            raise CannotError(f"job {self.job_id} runs already")
+        began_s = time.monotonic()
+        self.generation, self.plan = generation, plan
+        self.ranks = {device: self._spawn(device) for device in plan.devices}
+        gather, members = self.gang.gather, list(self.ranks.values())
+        first = gather("place", generation, members, self.limits.launch_s, self._check)[0]
+        variables = rank_variables(self.job_id, generation, plan.devices, first["host"], first["port"])
+        given = dict(zip(members, variables, strict=True))
+        if self.spec.environment.setup:
+            firsts = [member for member in members if given[member]["LOCAL_RANK"] == "0"]
+            for member in firsts:
+                self.gang.tell([member], "setup", variables=given[member])
+            gather("set-up", generation, firsts, _SET_UP_S, self._check)
+        for member in members:
+            self.gang.tell([member], "start", variables=given[member])
+        gather("running", generation, members, self.limits.launch_s, self._check)
+        self.emit(Started(self.job_id, generation, 0, time.monotonic() - began_s, plan.devices))
+        return 0
+
+    def _spawn(self, device: Device) -> Member:
+        spec = self.spec.model_dump(mode="json")
+        launch = {name: spec[name] for name in ("command", "environment")}
+        launch |= {"job_id": self.job_id, "generation": self.generation, "outage_s": self.spec.outage_s}
+        name = f"{self.job_id}.{self.generation}.{device}"
+        return self.gang.spawn(name, device.node, device, COMMAND_ENTRY, launch)
+
+    def _preempt(self, deadline_s: float | None) -> Ended:
+        if not self.ranks:
+            raise CannotError(f"job {self.job_id} does not run")
+        grace_s = self.spec.preemption.grace_s if deadline_s is None else min(self.spec.preemption.grace_s, deadline_s)
+        running = [member for member in self.ranks.values() if not self._said(member, "exited")]
+        self.gang.tell(running, "signal", signal=self.spec.preemption.signal, grace_s=grace_s)
+        self._await_exits(grace_s + self.limits.end_s)
+        codes = [said["code"] if (said := self._said(m, "exited")) else None for m in self.ranks.values()]
+        late = sum(code is None or code == -9 for code in codes)
+        error = f"{late} of {len(codes)} ranks were still there after {grace_s:.0f} s" if late else None
+        return self._end(Outcome.PREEMPTED, error)
+
+    def _await_exits(self, timeout_s: float) -> None:
+        """Until every rank's program is over, or the time is; an owner's kill is left for later."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and not self._killed:
+            if all(self._said(member, "exited") or not member.alive for member in self.ranks.values()):
+                return
+            self.gang.pump()
+
+    def _take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
+        self.generation, self.plan = record.generation, record.plan
+        for process, pid in found.items():
+            device = ProcessName.parse(process).device
+            member = self.gang.members[process] = Member(process, device, time.monotonic(), pid=pid)
+            if device in record.plan.devices and process.split(".")[1] == str(record.generation):
+                assert device is not None
+                self.ranks[device] = member
+            claim(process, self.gang.post)
+        missing = [device for device in record.plan.devices if device not in self.ranks]
+        if not record.started:
+            raise DiedError(Member(self.job_id, None, 0.0), "was starting when its controller ended", 0.0)
+        if missing:
+            gone = Member(f"{self.job_id} on {missing[0]}", missing[0], 0.0, unreachable=True)
+            raise DiedError(gone, "was gone at the restart", 0.0)
+        return 0
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _end_with_codes(self) -> None:
+        """Every rank is over, or one has failed: then the others are told to end, and soon ended."""
+        failures = self._failures()
+        if not failures:
+            self.step = 1
+            self._end(Outcome.FINISHED, None, exit_code=0)
+            return
+        rest = [member for member in self.ranks.values() if not self._said(member, "exited")]
+        self.gang.tell(rest, "signal", signal="SIGTERM", grace_s=min(_LAST_WORDS_S, self.spec.preemption.grace_s))
+        self._await_exits(_LAST_WORDS_S + self.limits.end_s)
+        _, code, member = failures[0]
+        rank = list(self.ranks).index(member.device) if member.device else 0
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        self._end(Outcome.LOST, f"rank {rank} on {member.device} {how}", exit_code=_exit_code(code))
+
+    def _end_for(self, error: BaseException) -> None:
+        if isinstance(error, _Killed):
+            self._end(Outcome.KILLED, "ended by its owner")
+        elif isinstance(error, DiedError):
+            dead = (error.member.device,) if error.member.device else ()
+            self._end(Outcome.LOST, str(error), dead, noticed_s=error.noticed_s, unreachable=error.member.unreachable)
+        elif isinstance(error, UnableError):
+            failed = self._said(error.member, "no-start")
+            self._end(Outcome.FAILED, str(error), exit_code=_exit_code(failed["code"]) if failed else None)
+        else:
+            self._end(Outcome.FAILED, str(error) or repr(error))
+
+    def _end(self, outcome: Outcome, error: str | None, dead: tuple[Device, ...] = (), **more: Any) -> Ended:
+        """Kill what is left, then say how it ended."""
+        self.gang.kill(self.gang.members.copy().values())
+        devices, self.ranks = tuple(self.ranks), {}
+        ended = Ended(self.job_id, self.generation, outcome, self.step, None, 0, error, dead, **more)
+        self.emit(Released(self.job_id, self.generation, devices))
+        self.emit(ended)
+        return ended
+
+
+def rank_variables(
+    job_id: str, generation: int, devices: tuple[Device, ...], host: str, port: int
+) -> list[dict[str, str]]:
+    """What torchrun would give to each rank. Ranks are in the order of `devices`, nodes in that of their first rank."""
+    nodes = list(dict.fromkeys(device.node for device in devices))
+    on = {node: [device for device in devices if device.node == node] for node in nodes}
+    restart = str(generation - 1)  # a command is never moved: each generation is a start
+    every = {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(len(devices)),
+        "ROLE_WORLD_SIZE": str(len(devices)),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_RESTART_COUNT": restart,
+        "SUIKA_JOB": job_id,
+        "SUIKA_RESTART": restart,
+    }
+    found = []
+    for rank, device in enumerate(devices):
+        here = on[device.node]
+        own = {
+            "RANK": str(rank),
+            "ROLE_RANK": str(rank),
+            "LOCAL_RANK": str(here.index(device)),
+            "LOCAL_WORLD_SIZE": str(len(here)),
+            "GROUP_RANK": str(nodes.index(device.node)),
+            "SUIKA_NODE": device.node,
+            "SUIKA_DEVICES": ",".join(str(each.index) for each in here),
+        }
+        found.append({**every, **own})
+    return found
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else _SIGNALLED - code
