@@ -19,6 +19,7 @@ LAYOUTS = [
     Layout(pp=2, micro_batch=2),
     Layout(pp=3, micro_batch=2),  # 1, 2, 1 layers
     Layout(pp=2, layers_per_stage=(3, 1)),
+    Layout(pp=2, virtual_stages=2, dp=2, zero_buckets="stage"),
     Layout(dp=2, micro_batch=2),
     Layout(dp=3),  # shares of 3, 3 and 2 sequences
     Layout(dp=2, zero=0, micro_batch=2),

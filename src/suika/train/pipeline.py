@@ -1,8 +1,8 @@
 """Forward and backward over a rank's micro-batches: 1F1B with stages, a plain loop without.
 
-With several chunks per stage the order is Megatron's interleaved 1F1B (arXiv 2104.04473): chunk c runs on stage c % pp, and
-pp micro-batches go through one chunk before a rank turns to its next. Nobody blocks in a send, and what two ranks send
-each other is received in the order in which it was sent, so one connection carries all chunks in both directions.
+With several chunks per stage the order is Megatron's interleaved 1F1B (arXiv 2104.04473): chunk c runs on stage c % pp,
+and pp micro-batches go through one chunk before a rank turns to its next. Nobody blocks in a send, and what two ranks
+send each other is received in the order in which it was sent: one connection carries all chunks in both directions.
 
 Gradients are of the *sum* of token losses: nothing is scaled before the whole batch is known, so uneven micro-batch
 counts need no weights.
