@@ -15,6 +15,7 @@ class Inventory(Protocol):
     device_type: str
     num_devices: int
     checks: bool  # whether `dirty` can tell
+    visible: str  # environment variable that names the devices a program may use; empty: there is none
 
     def dirty(self, own: Collection[int]) -> dict[int, str]:
         """Devices that no process of `own` (pids) uses and that are not idle, with the reason."""
@@ -25,6 +26,7 @@ class CpuDevices:
     """`num_devices` slots on the CPU. What a process held is gone with it: none is ever dirty."""
 
     checks = False
+    visible = ""
 
     def __init__(self, num_devices: int, device_type: str = "cpu") -> None:
         require(0 < num_devices <= 1024, "devices", num_devices, "must be between 1 and 1024")
@@ -39,6 +41,7 @@ class NvidiaDevices:
     """All devices of this machine. A device with memory in use and no live process of ours is dirty."""
 
     checks = True
+    visible = "CUDA_VISIBLE_DEVICES"
 
     def __init__(self) -> None:
         """Raises `SpecError` without NVML or devices."""

@@ -7,6 +7,7 @@ processes train on until the fork server's orphan limit; the agent says `seen` t
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -15,7 +16,6 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,11 +26,13 @@ from suika.agent import lock
 from suika.agent.forks import Forks
 from suika.agent.inventory import Inventory
 from suika.agent.link import PROTOCOL, LinkError, Message, Wire
+from suika.agent.rules import Rules
+from suika.agent.words import MOST_LOG_BYTES, MOST_LOGS
 from suika.core.cluster import Node
-from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY
+from suika.runtime.command import NOT_STARTED
+from suika.runtime.logs import logs_in, path_of, read
 
 PATH = "/v1/agents"
-TRAINER = "suika.train.program:build"
 _RETRY_S = (0.2, 5.0)  # first and longest wait between attempts
 _MAX_FRAME_BYTES = 4 << 20
 _BEATS_PER_LEASE = 6
@@ -42,7 +44,7 @@ class RefusedError(RuntimeError):
 
 
 class Agent:
-    """`run` until `stop`. `programs`: what ranks may load; nothing else is started, whatever the controller says."""
+    """`run` until `stop`. `rules`: what is started; nothing else is, whatever the controller says."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Agent:
         forks: Forks,
         inventory: Inventory,
         ca: Path | None = None,
-        programs: Collection[str] = (TRAINER,),
+        rules: Rules | None = None,
     ) -> None:
         self._url = "ws" + url.removeprefix("http").rstrip("/") + PATH
         self._token = token
@@ -62,7 +64,7 @@ class Agent:
         self._forks = forks
         self._inventory = inventory
         self._tls = ssl.create_default_context(cafile=str(ca) if ca else None) if url.startswith("https") else None
-        self._programs = frozenset(programs)
+        self._rules = rules or Rules()
         self._incarnation = secrets.token_hex(8)
         self._controller: str | None = None
         self._lock = threading.Lock()  # of the three that follow
@@ -71,6 +73,7 @@ class Agent:
         self._awaited: int | None = 0  # the replay that is still to come: until then nothing else is news
         self._forks_ended = False
         self._pids: dict[str, int] = {}  # of the live processes
+        self._refused: set[str] = set()  # processes that were not started, until they are told to go
         self._connection: ClientConnection | None = None
         self._stopped = threading.Event()
 
@@ -175,17 +178,52 @@ class Agent:
 
     def _obey(self, order: Message) -> None:
         """Carry out an order; acknowledged at once, so that the controller does not give it to a successor again."""
-        if order.get("do") == "fork":
-            launch = order["launch"]
-            entry, program = order["entry"], launch.get("program")
-            if entry not in (RANK_ENTRY, STORE_ENTRY) or (program is not None and program not in self._programs):
-                self._note(f"refused to start {entry} with {program}")
-                self._wire.put({"event": "exit", "process": order["process"], "code": 126})
-                return
-            order = order | {"log": str(self._logs / f"{order['process'].replace('/', '_')}.log")}
-        if order.get("do") in ("fork", "send", "kill", "shutdown"):
-            self._forks.order(order)
+        match order.get("do"):
+            case "fork":
+                self._fork(order)
+            case "send" | "kill":
+                self._end_refused(order)
+                self._forks.order(order)
+            case "shutdown":
+                self._forks.order(order)
+            case "logs" | "read-log":
+                self._show_logs(order)
         self._wire.beat()
+
+    def _fork(self, order: Message) -> None:
+        process = order["process"]
+        if (why := self._rules.refusal(order)) is not None:
+            self._refuse(process, f"{self.node.name} {why}")
+            return
+        self._forks.order(self._rules.completed(order) | {"log": str(path_of(self._logs, process))})
+
+    def _refuse(self, process: str, error: str) -> None:
+        """In the place of a process that is not started: it says why, and is there until it is told to go, so that the
+        reason comes before the end."""
+        self._note(f"refused {process}: {error}")
+        self._refused.add(process)
+        generation = process.split(".")[1] if process.count(".") else ""
+        number = int(generation) if generation.isdecimal() else 0
+        for say in ("failed", "no-start"):
+            message = {"say": say, "generation": number, "error": error, "code": NOT_STARTED}
+            self._wire.put({"event": "message", "process": process, "message": message})
+
+    def _end_refused(self, order: Message) -> None:
+        process = order["process"]
+        if process in self._refused and (order["do"] == "kill" or order["message"]["do"] == "exit"):
+            self._refused.discard(process)
+            self._wire.put({"event": "exit", "process": process, "code": NOT_STARTED})
+
+    def _show_logs(self, order: Message) -> None:
+        """Which logs a job has here, or a piece of one, as base64: a log may hold anything."""
+        answer: Message = {"event": "logs", "request": order["request"]}
+        if order["do"] == "logs":
+            found = logs_in(self._logs, f"{order['job_id']}.")
+            logs = [[log.process, log.first, log.end] for log in found[-MOST_LOGS:]]
+            self._wire.put(answer | {"logs": logs})
+        else:
+            data, after = read(self._logs, order["process"], order["at"], min(order["limit"], MOST_LOG_BYTES))
+            self._wire.put(answer | {"data": base64.b64encode(data).decode("ascii"), "next": after})
 
     # -- processes ----------------------------------------------------------------------------------------------------
 

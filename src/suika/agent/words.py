@@ -36,11 +36,17 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
     "written": {"step": _WHOLE, "stall_s": _NUMBER},
     "unwritten": {"step": _WHOLE, "error": _TEXT},
     "published": {"step": _WHOLE, "path": _TEXT},
+    "place": {"host": _TEXT, "port": _WHOLE},  # the rest: ranks of commands
+    "set-up": {},
+    "exited": {"code": _WHOLE},
+    "no-start": {"error": _TEXT, "code": _WHOLE},
 }
+_LOG: dict[str, tuple[type, ...]] = {"process": _TEXT, "first": _WHOLE, "end": _WHOLE}
 OUTCOMES = ("finished", "preempted")
 _ABSENT = object()
 _MAX_COLLECTIVES = 100_000  # of one kind in one step
 _MAX_TEXT = 65536
+MOST_LOGS, MOST_LOG_BYTES = 5000, 256 << 10  # in one answer
 
 
 def check_event(event: Message) -> bool:
@@ -57,6 +63,8 @@ def check_event(event: Message) -> bool:
             return _check_message(event["message"])
         case "devices":
             _check_dirty(event.get("dirty"))
+        case "logs":
+            _check_logs(event)
         case kind:
             raise LinkError(f"no such event: {str(kind)[:40]!r}")
     return True
@@ -104,6 +112,24 @@ def _check_dirty(dirty: Any) -> None:
             raise LinkError("devices: an index is no number")
         if not isinstance(why, str) or len(why) > 500:
             raise LinkError("devices: a reason must be text")
+
+
+def _check_logs(event: Message) -> None:
+    """An answer to `logs` or to `read-log`."""
+    _check(event, "logs", {"request": _WHOLE})
+    if "logs" not in event:
+        _check(event | {"data": ""}, "logs", {"data": _TEXT, "next": _WHOLE})
+        data = event.get("data")
+        if not isinstance(data, str) or len(data) > MOST_LOG_BYTES * 4 // 3 + 4 or not data.isascii():
+            raise LinkError("logs: data must be base64 of bounded length")
+        return
+    logs = event["logs"]
+    if not isinstance(logs, list) or len(logs) > MOST_LOGS:
+        raise LinkError("logs: must be a list of bounded length")
+    for log in logs:
+        if not isinstance(log, list) or len(log) != 3:
+            raise LinkError("logs: each is a process and two positions")
+        _check(dict(zip(("process", "first", "end"), log, strict=True)), "logs", _LOG)
 
 
 def _check(event: Message, where: str, fields: dict[str, tuple[type, ...]]) -> None:

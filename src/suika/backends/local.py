@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from suika.core.cluster import Cluster
+from suika.runtime.logs import path_of
 from suika.runtime.messages import Channel, DisconnectedError, Message, connect
 
 Listener = Callable[[Message], None]
@@ -47,7 +48,7 @@ class LocalBackend:
     ) -> None:
         self.cluster = cluster
         self.folder = folder
-        self._logs = folder / "logs"
+        self.logs = folder / "logs"
         self._socket = folder / "forkserver.sock"
         self._preload = tuple(preload)
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
@@ -73,12 +74,12 @@ class LocalBackend:
     def start(self) -> None:
         """Start the fork server and wait until its imports are done (seconds). Raises `BackendError`."""
         assert self._server is None, "started already"
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
         self._socket.unlink(missing_ok=True)
         command = [sys.executable, "-m", "suika.runtime.forkserver", "--socket", str(self._socket)]
         for module in self._preload:
             command += ["--preload", module]
-        with (self._logs / "forkserver.log").open("ab") as log:
+        with (self.logs / "forkserver.log").open("ab") as log:
             self._server = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -106,7 +107,7 @@ class LocalBackend:
             except OSError as error:  # not bound yet, or it died while importing
                 assert self._server is not None
                 if self._server.poll() is not None:
-                    tail = (self._logs / "forkserver.log").read_text(errors="replace")[-2000:]
+                    tail = (self.logs / "forkserver.log").read_text(errors="replace")[-2000:]
                     raise BackendError(f"the fork server ended with {self._server.returncode}:\n{tail}") from None
                 if time.monotonic() > deadline:
                     raise BackendError(f"the fork server did not come up in {_START_WAIT_S:.0f} s: {error}") from None
@@ -120,7 +121,7 @@ class LocalBackend:
                 raise BackendError("the fork server is gone")
             assert process not in self._listeners, f"{process} runs already"
             self._listeners[process] = listener
-        log = str(self._logs / f"{process.replace('/', '_')}.log")
+        log = str(path_of(self.logs, process))
         self._order({"do": "fork", "process": process, "entry": entry, "launch": dict(launch), "log": log})
 
     def send(self, process: str, message: Mapping[str, Any]) -> None:

@@ -30,6 +30,11 @@ def agent(
     home: Annotated[Path | None, typer.Option(help="Socket and logs; by default $SUIKA_HOME/agent.")] = None,
     orphan_limit: Annotated[float, typer.Option(min=1, help="Seconds that jobs train on without a controller.")] = 3600,
     program: Annotated[list[str] | None, typer.Option(help="Other programs that ranks may load, module:build.")] = None,
+    address: Annotated[str, typer.Option(help="Where other nodes reach this one; by default this node alone.")] = "",
+    user: Annotated[str | None, typer.Option(help="Run jobs' processes as this user; needs root.")] = None,
+    commands: Annotated[bool, typer.Option(help="Run rigid jobs: any command that a user submits.")] = True,
+    log_size: Annotated[int, typer.Option(min=4096, help="Bytes of a file of a process's log.")] = 8 << 20,
+    log_files: Annotated[int, typer.Option(min=2, help="Files of a process's log that are kept.")] = 4,
     emulate: Annotated[str | None, typer.Option(help="Act out all nodes of this cluster: NODESxDEVICES:TYPE.")] = None,
     speedup: Annotated[float, typer.Option(help="With --emulate: emulated seconds per second, 1 to 60.")] = 1.0,
     times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times.")] = None,
@@ -40,9 +45,10 @@ def agent(
 
         act_out(join, _token(token_file), emulate, speedup, times, home, ca)
         return
-    need("agent", "server", "train")
+    need("agent", "server")
     from suika.agent.forks import ForksError, ForkServerClient
-    from suika.agent.program import TRAINER, Agent, RefusedError
+    from suika.agent.program import Agent, RefusedError
+    from suika.agent.rules import TRAINER, Rules, User
     from suika.control.client import home as suika_home
     from suika.core.cluster import Node
 
@@ -54,7 +60,10 @@ def agent(
     programs = (TRAINER, *(program or ()))
     preload = [text.partition(":")[0] for text in programs]
     forks = ForkServerClient(folder, orphan_limit, preload)
-    served = Agent(join, _token(token_file), node, folder, forks, inventory, ca, programs)
+    owner = User.named(user) if user is not None else None
+    visible = inventory.visible
+    rules = Rules(programs, commands, _address(address), visible, owner, log_size, log_files)
+    served = Agent(join, _token(token_file), node, folder, forks, inventory, ca, rules)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: served.stop())
     try:
@@ -73,6 +82,17 @@ def _inventory(devices: str, device_type: str):  # type: ignore[no-untyped-def] 
         return CpuDevices(int(number), device_type)
     require(devices == "nvidia", "devices", devices, "is neither nvidia nor cpu:N")
     return NvidiaDevices()
+
+
+def _address(address: str) -> str:
+    """An address of this machine: ranks bind to it, and tell it to the others."""
+    if address:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tried:
+                tried.bind((address, 0))
+        except OSError as error:
+            require(False, "address", address, f"cannot be bound: {error}", "give an address of this machine")
+    return address
 
 
 def _token(path: Path) -> str:

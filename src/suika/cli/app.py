@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ps": ("suika.cli.jobs:ps", "List jobs."),
     "describe": ("suika.cli.jobs:describe", "Show a job: layout, devices, predicted and measured times, moves."),
     "explain": ("suika.cli.jobs:explain", "Why a job has what it has, or why it waits."),
+    "logs": ("suika.cli.logs:logs", "Show what a job printed, and follow it."),
     "resize": ("suika.cli.jobs:resize", "Move a running job to another size or layout."),
     "cancel": ("suika.cli.jobs:cancel", "Cancel a job."),
     "nodes": ("suika.cli.cluster:nodes", "List nodes and who holds their devices."),

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
-from suika.control.state import State, Waiting
-from suika.control.store import StaleWriteError
+from suika.control.state import Run, State, Waiting
+from suika.control.store import News, StaleWriteError
 from suika.control.views import Pricing, take_snapshot
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.errors import SpecError
@@ -21,7 +21,6 @@ from suika.core.job import Job, JobState
 from suika.core.plan import Plan
 from suika.core.policy import Policy
 from suika.core.snapshot import Snapshot
-from suika.runtime.coordinator import JobRun
 from suika.runtime.events import JobEvent
 from suika.schedule.cycle import CycleResult, Step, run_cycle
 
@@ -35,7 +34,7 @@ class Launcher(Protocol):
         """The job's data, ready to be read; may take long and is called off the loop. Raises `SpecError`."""
         ...
 
-    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun: ...
+    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> Run: ...
 
 
 class Actor:
@@ -70,16 +69,17 @@ class Actor:
         result = run_cycle(snapshot, self.policy)
         taken_s = time.perf_counter() - began_s
         release_s: dict[str, float] = {}
-        for step in result.steps:
-            self._adopt(snapshot, step, release_s)
-        for job_id, reason in result.waits.items():
-            self._say_why_it_waits(job_id, reason)
-        if result.steps or result.rejected:
-            rejected = {decision.job_id: str(reason) for decision, reason in result.rejected}
-            self.state.log("cycle", taken_s=taken_s, decisions=len(result.steps), rejected=rejected)
+        with self.state.store.together():  # what one cycle says is written at once: a write waits for the disk
+            adopted = [self._adopt(snapshot, step, release_s) for step in result.steps]
+            for job_id, reason in result.waits.items():
+                self._say_why_it_waits(job_id, reason)
+            if result.steps or result.rejected:
+                rejected = {decision.job_id: str(reason) for decision, reason in result.rejected}
+                self.state.log("cycle", taken_s=taken_s, decisions=len(result.steps), rejected=rejected)
+        self.state.waiting += adopted
         return result
 
-    def _adopt(self, snapshot: Snapshot, step: Step, release_s: dict[str, float]) -> None:
+    def _adopt(self, snapshot: Snapshot, step: Step, release_s: dict[str, float]) -> Waiting:
         decision, now = step.decision, snapshot.now_s
         view, job = snapshot.job_of[decision.job_id], self.state.store.job(decision.job_id)
         plan, pause_s = self._plan(job, decision), None
@@ -89,7 +89,6 @@ class Actor:
         else:
             move = snapshot.move_cost(view, plan.layout, plan.devices)
             pause_s, release_s[job.id] = move.pause_s, ready_s + move.release_s
-        self.state.waiting.append(Waiting(decision, plan, set(step.after), release_s[job.id]))
         self.state.log(
             "decided",
             job.id,
@@ -101,6 +100,7 @@ class Actor:
             after=list(step.after),
             predicted_pause_s=pause_s,
         )
+        return Waiting(decision, plan, set(step.after), release_s[job.id])
 
     def _plan(self, job: Job, decision: Decision) -> Plan | None:
         """The decision as a plan, validated here once; its ranks stand where the fewest bytes have to move."""
@@ -114,15 +114,16 @@ class Actor:
 
     def _say_why_it_waits(self, job_id: str, reason: Reason) -> None:
         job = self.state.store.job(job_id)
+        if job.not_before_s is not None and job.not_before_s > self.state.clock():
+            reason = Reason(ReasonCode.DEVICE_LOST, "what ran of it on a lost node may run on for its outage_s")
         unsatisfiable = reason.code is ReasonCode.UNSATISFIABLE
         if job.state is JobState.QUEUED and unsatisfiable:
             self.state.change(job, JobState.UNSATISFIABLE, reason)
         elif job.state is JobState.RECOVERING or (job.state is JobState.UNSATISFIABLE and not unsatisfiable):
             self.state.change(job, JobState.QUEUED, reason)
         elif job.state in (JobState.QUEUED, JobState.UNSATISFIABLE) and job.reason != reason:
-            self.state.store.put(job.update(reason=reason))
-            if job.reason.code != reason.code:
-                self.state.log("waits", job_id, reason=reason.code, sentence=reason.sentence)
+            told = News(self.state.clock(), "waits", {"reason": reason.code, "sentence": reason.sentence})
+            self.state.store.put(job.update(reason=reason), told if job.reason.code != reason.code else None)
 
     # -- dispatch -----------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,8 @@ class Actor:
             match waiting.decision.action:
                 case Action.START:
                     self._start(job, waiting)
+                case Action.REDEPLOY if job.spec.rigid:  # to other devices by a stop and a start
+                    self._preempt(job, waiting.decision)
                 case Action.REDEPLOY:
                     self._redeploy(job, waiting)
                 case Action.PREEMPT:
@@ -218,7 +221,8 @@ class Actor:
     def _preempt(self, job: Job, decision: Decision) -> None:
         state, watch = self.state, self.state.watch(job.id)
         assert watch.run is not None
-        watch.busy_until_s = state.clock() + watch.launch_s
+        stops_s = job.spec.preemption.grace_s if job.spec.rigid else watch.launch_s
+        watch.busy_until_s = state.clock() + stops_s
         state.give_up(watch.held, watch.busy_until_s)
         state.change(job, JobState.PREEMPTING, decision.reason)
         watch.run.preempt()

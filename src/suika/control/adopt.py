@@ -19,6 +19,7 @@ from suika.control.roster import Roster
 from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobState
 from suika.runtime.adopt import OnRecord, ProcessName, take_back
+from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 from suika.runtime.events import JobEvent, Outcome, Snapshotted
 from suika.runtime.messages import Processes
@@ -34,7 +35,7 @@ class AgentLauncher(LocalLauncher):
         self.controller: Controller | None = None  # both known after this is made
         self.processes: Processes | None = None
 
-    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun:
+    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun | CommandRun:
         """Remembers which data it was: those who join after a restart of the controller must read the same."""
         assert self.controller is not None
         store = self.controller.state.store
@@ -46,6 +47,8 @@ class AgentLauncher(LocalLauncher):
             on_event(event)
 
         assert self.processes is not None
+        if job.spec.rigid:
+            return CommandRun(job.id, job.spec, self.processes, self.controller.state.cluster, on_event)
         folder = self.folder / "jobs" / job.id
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / "run.json.tmp"
@@ -53,7 +56,7 @@ class AgentLauncher(LocalLauncher):
         draft.rename(folder / "run.json")
         return JobRun(job.id, job.spec, self.processes, self.controller.state.cluster, folder, str(data), hear)
 
-    def run_again(self, job: Job, on_event: Callable[[JobEvent], None]) -> JobRun:
+    def run_again(self, job: Job, on_event: Callable[[JobEvent], None]) -> JobRun | CommandRun:
         """As the job ran before. If it had not come that far, its data are prepared now."""
         remembered = self.folder / "jobs" / job.id / "run.json"
         data = Path(json.loads(remembered.read_text())["data"]) if remembered.exists() else self.prepare(job)
@@ -117,7 +120,10 @@ class Adoption:
         watch = self.state.watch(job.id)
         watch.busy_until_s, run = 0.0, watch.run
         assert run is not None
-        take_back(run, self._on_record(job), mine, self._hub.claim)
+        if isinstance(run, CommandRun):
+            run.take_back(self._on_record(job), mine, self._hub.claim)
+        else:
+            take_back(run, self._on_record(job), mine, self._hub.claim)
         self.state.log("taken-back", job.id, processes=len(mine), generation=job.generation)
         if job.state is JobState.PREEMPTING:
             run.preempt()

@@ -8,12 +8,14 @@ device again. Nothing a node sends is acted on before it has been checked whole.
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,7 @@ from suika.core.errors import SpecError, require
 
 LEASE_S = 60.0
 _TICK_S = 0.5
+ASK_WAIT_S = 20.0
 _KEPT_UNCLAIMED = 10_000
 Listener = Callable[[Message], None]
 
@@ -41,6 +44,10 @@ class Attached:
     ordered: set[str] = field(default_factory=set)  # asked for before that: no part of what it tells
     listeners: dict[str, Listener | None] = field(default_factory=dict)
     unclaimed: dict[str, deque[Message]] = field(default_factory=dict)
+
+
+class UnreachableError(RuntimeError):
+    """The node is not connected now, or does not answer."""
 
 
 class Watcher:
@@ -67,6 +74,8 @@ class AgentHub:
         self._lock = threading.RLock()
         self._nodes: dict[str, Attached] = {}
         self._where: dict[str, str] = {}  # process -> node
+        self._asked: dict[tuple[str, int], Future[Message]] = {}  # (node, number of the request)
+        self._requests = itertools.count(1)
         self._stopped = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="leases", daemon=True)
 
@@ -130,6 +139,22 @@ class AgentHub:
                 said = list(attached.unclaimed.pop(process, ()))
             for event in said:
                 listener(event)
+
+    def ask(self, node: str, order: Message, timeout_s: float = ASK_WAIT_S) -> Message:
+        """The node's answer to a question about its logs. Blocks; raises `UnreachableError`."""
+        key, answer = (node, next(self._requests)), Future[Message]()
+        with self._lock:
+            attached = self._nodes.get(node)
+            if attached is None or attached.connection is None:
+                raise UnreachableError(f"{node} is not connected")
+            self._asked[key] = answer
+            attached.wire.put(order | {"request": key[1]})
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            raise UnreachableError(f"{node} did not answer for {timeout_s:.0f} s") from None
+        finally:
+            self._asked.pop(key, None)
 
     def _of(self, process: str) -> Attached | None:
         return self._nodes.get(self._where.get(process, ""))
@@ -206,6 +231,11 @@ class AgentHub:
         if event["event"] == "devices":
             self.watcher.dirty(attached.node.name, {int(index): why for index, why in event["dirty"].items()})
             return
+        if event["event"] == "logs":
+            asked = self._asked.pop((attached.node.name, event["request"]), None)
+            if asked is not None and not asked.done():
+                asked.set_result(event)
+            return
         process = event["process"]
         if process not in attached.listeners:
             if event["event"] != "exit" and attached.greeted:  # it counts as dead: make it so
@@ -251,7 +281,7 @@ class AgentHub:
                 for process, listener in attached.listeners.items():
                     self._where.pop(process, None)
                     if listener is not None:
-                        listener({"event": "exit", "process": process, "code": -9})
+                        listener({"event": "exit", "process": process, "code": -9, "unreachable": True})
 
 
 def _parse_hello(hello: Any, identity: str) -> tuple[Node, str, bool]:

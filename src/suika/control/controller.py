@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 
 from suika.control.act import Actor, Launcher
 from suika.control.observe import Observer
-from suika.control.state import Clock, State, Watch
+from suika.control.state import Clock, Run, State, Watch
 from suika.control.store import StaleWriteError, Store
 from suika.control.views import Pricing
 from suika.core.cluster import Cluster
 from suika.core.policy import Policy
-from suika.runtime.coordinator import JobRun
 from suika.runtime.events import JobEvent
 
 T = TypeVar("T")
@@ -169,7 +168,7 @@ class Controller:
         self._stopping = True
         if self._thread is not None:
             self._thread.join(CALL_WAIT_S)
-        runs: list[JobRun] = [watch.run for watch in self.state.watches.values() if watch.run is not None]
+        runs: list[Run] = [watch.run for watch in self.state.watches.values() if watch.run is not None]
         for closing in [self._pool.submit(run.close) for run in runs]:
             closing.result(CALL_WAIT_S)
         self._pool.shutdown(cancel_futures=True)

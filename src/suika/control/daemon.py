@@ -25,6 +25,7 @@ from suika.control.auth import Role
 from suika.control.controller import Controller
 from suika.control.database import DatabaseStore
 from suika.control.emulation import Real, World
+from suika.control.joblogs import NodesShelf
 from suika.control.netdoor import NetDoor
 from suika.control.rest import make_app
 from suika.control.roster import Roster
@@ -72,7 +73,7 @@ class Daemon:
         self.hub = AgentHub(self.roster, lease_s)
         launcher.controller, launcher.processes, self.roster.hub = self.controller, self.hub, self.hub
         self.adoption = Adoption(self.controller, self.roster, self.hub, launcher, world.speedup)
-        self.api = Api(self.controller)
+        self.api = Api(self.controller, NodesShelf(self.hub))
         self._door_settings = (host, port or _last_port(folder), cert, key)
         self._data_roots = data_roots
         self._door: NetDoor | None = None

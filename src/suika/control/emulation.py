@@ -25,9 +25,11 @@ from suika.core.job import Job, JobSpec
 from suika.core.plan import Plan
 from suika.core.redeployment import Redeployment
 from suika.core.snapshot import Option, ScalingCurve
+from suika.estimate.knowledge import Known
 from suika.plan.curves import slowed
 from suika.reshard.predict import pace_of, predict_move, state_bytes
 from suika.reshard.state import JobShape
+from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 from suika.runtime.events import Ended, JobEvent, Measured, Moving, Snapshotted, Started, StepDone
 from suika.simulate.times import Models, measured
@@ -122,22 +124,22 @@ class TablePricing(GrowingPricing):
         super().__init__(cluster)
         self._models = models
 
-    def _make_curve(self, spec: JobSpec, slowdown: float) -> ScalingCurve:
-        known = self._models.curve(spec.model.name).options
+    def _make_curve(self, spec: JobSpec, known: tuple[Known, ...]) -> ScalingCurve:
+        table = self._models.curve(spec.model.name).options
         low, high = spec.devices.min, spec.devices.max
-        options = tuple(_resolved(option, spec) for option in known if low <= option.num_devices <= high)
+        options = tuple(_resolved(option, spec) for option in table if low <= option.num_devices <= high)
         wanted = spec.layout
         if wanted != "auto":
             options = tuple(option for option in options if option.layout == wanted.resolve(spec.model))
-        return slowed(ScalingCurve(options), slowdown)
+        return slowed(ScalingCurve(options), {k.device_type: k.pace for k in known if k.pace is not None})
 
-    def _make_step_s(self, spec: JobSpec, plan: Plan) -> float:
+    def _make_step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...]) -> float:
         per_node: dict[str, int] = {}
         for device in plan.devices:
             per_node[device.node] = per_node.get(device.node, 0) + 1
         shape = tuple(sorted(per_node.values(), reverse=True))
-        known = self._models.curve(spec.model.name).options
-        found = [o.step_s for o in known if o.shape == shape and o.layout.resolve(spec.model) == plan.layout]
+        table = self._models.curve(spec.model.name).options
+        found = [o.step_s for o in table if o.shape == shape and o.layout.resolve(spec.model) == plan.layout]
         require(bool(found), "plan", str(plan.layout), f"has no measured time on {shape}")
         return found[0]
 
@@ -177,7 +179,7 @@ class EmulatedLauncher(AgentLauncher):
     def prepare(self, job: Job) -> Path:
         return Path(job.spec.data)
 
-    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun:
+    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun | CommandRun:
         return super().run(job, data, lambda event: on_event(slower(event, self._speedup)))
 
 

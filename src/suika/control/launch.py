@@ -10,6 +10,7 @@ from pathlib import Path
 from suika.backends.local import LocalBackend
 from suika.core.errors import SpecError
 from suika.core.job import Job
+from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 from suika.runtime.events import JobEvent
 from suika.train.data import load_manifest, manifest_path, prepare
@@ -23,6 +24,8 @@ class LocalLauncher:
         self.folder = folder
 
     def prepare(self, job: Job) -> Path:
+        if job.spec.rigid:
+            return self.folder  # its data are its own business
         source = Path(job.spec.data)
         if source.suffix == ".bin" and manifest_path(source).exists():
             load_manifest(source)
@@ -34,8 +37,10 @@ class LocalLauncher:
             prepare(source, tokens)
         return tokens
 
-    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun:
+    def run(self, job: Job, data: Path, on_event: Callable[[JobEvent], None]) -> JobRun | CommandRun:
         folder = self.folder / "jobs" / job.id
+        if job.spec.rigid:
+            return CommandRun(job.id, job.spec, self.backend, self.backend.cluster, on_event)
         return JobRun(job.id, job.spec, self.backend, self.backend.cluster, folder, str(data), on_event)
 
 

@@ -107,6 +107,12 @@ _ROUTES: dict[str, Callable[[dict[str, Any]], Route]] = {
     "jobs": lambda a: ("GET", "/v1/jobs", None, "jobs"),
     "describe": lambda a: ("GET", _job(a), None, None),
     "explain": lambda a: ("GET", _job(a, "/explanation"), None, None),
+    "logs": lambda a: (
+        "GET",
+        _job(a, "/logs") + _query(rank=a.get("rank"), tail=a.get("tail"), cursor=a.get("cursor")),
+        None,
+        None,
+    ),
     "resize": lambda a: (
         "POST",
         _job(a, "/resize"),

@@ -25,6 +25,7 @@ from suika.control.accounts import Accounts
 from suika.control.api import Api
 from suika.control.auth import Account, Right, Role
 from suika.control.boundary import ForbiddenError, PlainJson, Refusal
+from suika.control.joblogs import MOST_LINES
 from suika.control.metrics import Backends, Metrics
 from suika.control.tenancy import TenantView
 from suika.core.errors import require
@@ -146,6 +147,17 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
     def explain_job(job: str, who: Account = view) -> dict[str, Any]:
         """Why it has what it has, or why it waits."""
         return api.explain(TenantView(api, who).find(job).id)
+
+    @app.get("/v1/jobs/{job}/logs")
+    def job_logs(
+        job: str,
+        rank: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
+        tail: Annotated[int | None, Query(ge=0, le=MOST_LINES, description="lines of each process")] = None,
+        cursor: Annotated[str | None, Query(max_length=50_000, description="`cursor` of the last page")] = None,
+        who: Account = view,
+    ) -> dict[str, Any]:
+        """What its processes printed, a page at a time, over moves and restarts; ask again with the page's cursor."""
+        return api.logs(TenantView(api, who).find(job).id, rank, tail, cursor)
 
     @app.post("/v1/jobs/{job}/resize")
     def resize_job(job: str, wish: Resize, who: Account = submit) -> dict[str, Any]:

@@ -22,8 +22,9 @@ CurveOf = Callable[[JobSpec], ScalingCurve]
 def admit(data: Any, cluster: Cluster, curve_of: CurveOf) -> JobSpec:
     """The job that `data` (a parsed job file) describes, if this cluster could ever run it; else `SpecError`."""
     spec = parse_job(data)
-    check_data(spec)
-    check_offered(spec)
+    if not spec.rigid:
+        check_data(spec)
+        check_offered(spec)
     check_devices(spec, cluster)
     check_options(spec, curve_of)
     return spec
@@ -32,12 +33,17 @@ def admit(data: Any, cluster: Cluster, curve_of: CurveOf) -> JobSpec:
 def check_options(spec: JobSpec, curve_of: CurveOf) -> None:
     """Raise unless at least one layout of the job's range fits the devices' memory and the batch."""
     wanted = spec.devices
+    what = f"{spec.model.name} with global_batch({spec.global_batch})"
+    problem = f"no layout of {what} fits that many devices of this cluster"
+    fix = "widen the range, raise the batch or choose a smaller model"
+    if spec.rigid:
+        problem, fix = f"no nodes of one type hold {wanted.max} devices", "ask for fewer"
     require(
         any(wanted.min <= option.num_devices <= wanted.max for option in curve_of(spec).options),
         "job.devices",
         f"{wanted.min}..{wanted.max}",
-        f"no layout of {spec.model.name} with global_batch({spec.global_batch}) fits that many devices of this cluster",
-        "widen the range, raise the batch or choose a smaller model",
+        problem,
+        fix,
     )
 
 
@@ -97,6 +103,7 @@ def resized(spec: JobSpec, devices: str | None, layout: str | None, cluster: Clu
     A fixed layout is honoured or waited for. A device range alone sets the layout back to `auto`.
     """
     require(bool(devices or layout), "resize", None, "nothing to change", "give --devices or --layout")
+    require(not spec.rigid, "resize", spec.name, "a command is rigid: it keeps its size", "submit it anew")
     wish: dict[str, Any] = {"layout": "auto"}
     if layout and layout != "auto":
         fixed = Layout.parse(layout)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from suika.core.cluster import Cluster, Device
@@ -47,7 +46,6 @@ class CommandRun:
         spec: JobSpec,
         processes: Processes,
         cluster: Cluster,
-        folder: Path,
         on_event: Callable[[JobEvent], None],
         limits: Limits | None = None,
     ) -> None:

@@ -43,12 +43,13 @@ PRELOAD = (
     "torch.distributed.pipelining",
     "suika.runtime.worker",
     "suika.runtime.store",
+    "suika.runtime.command",
 )
 WITHOUT_TORCH = ("suika.runtime.command",)
 OWNER_WAIT_S = 60.0  # a server that nobody connects to ends itself
 REAP_WAIT_S = 10.0
 _READ_BYTES, _MOST_READS = 1 << 16, 64  # of a log's pipe; what a child printed last is at most a pipe full
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -191,6 +192,8 @@ class ForkServer:
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             os.setpgid(0, 0)
+            if user := order.get("user"):
+                become_user(user["uid"], user["gid"])
             die_with_parent()
             _redirect(prints)
             os.environ.update(order["launch"].get("variables", {}))
@@ -285,6 +288,15 @@ def lead_session() -> None:
 def adopt_orphans() -> None:
     """Descendants whose parents have died become children of this process (a subreaper)."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def become_user(uid: int, gid: int) -> None:
+    """For good, with no other groups. The kernel then takes the process for one with secrets, which it is not: it may
+    share memory with its like."""
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
