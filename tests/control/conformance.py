@@ -57,6 +57,33 @@ class StoreConformance:
             store.add(Job(job_id, spec(job_id), submitted_s))
         assert [job.id for job in store.jobs()] == ["j1", "j3", "j2"]
 
+    def test_jobs_are_found_by_name_and_in_short(self, store: Store) -> None:
+        for job_id, name, submitted_s in (("j1", "a", 1.0), ("j2", "a", 3.0), ("j3", "b", 2.0)):
+            store.add(Job(job_id, spec(name), submitted_s))
+        store.put(store.job("j1").to(JobState.CANCELLED, WHY, ended_s=4.0))
+        assert [job.id for job in store.active()] == ["j3", "j2"]
+        assert [(head.id, head.name, head.state) for head in store.heads()] == [
+            ("j1", "a", JobState.CANCELLED),
+            ("j3", "b", JobState.QUEUED),
+            ("j2", "a", JobState.QUEUED),
+        ]
+        assert [head.id for head in store.named("a")] == ["j1", "j2"]
+        assert [head.id for head in store.named("j3")] == ["j3"]
+        assert store.named("nobody") == ()
+
+    def test_writes_made_together_are_all_there(self, store: Store) -> None:
+        job = running(store)
+        with store.together():
+            store.put(job.update(num_moves=1), News(8.0, "first", {}))
+            store.put(store.job("j1").update(spec=spec("a", steps=70)))
+            store.append(9.0, "second")
+            store.put(store.job("j1").update(num_moves=3))
+            store.add(Job("j2", spec("b"), 9.0), News(9.0, "third", {}))
+        found = store.job("j1")
+        assert (found.version, found.num_moves, found.spec.steps) == (job.version + 3, 3, 70)
+        assert [event.kind for event in store.events()] == ["first", "second", "third"]
+        assert [event.seq for event in store.events()] == [1, 2, 3]
+
     def test_who_read_an_older_version_writes_nothing(self, store: Store) -> None:
         job = running(store)
         store.put(job.to(JobState.PREEMPTING, WHY))
@@ -176,6 +203,43 @@ class DurableConformance(StoreConformance):
         assert second.draining() == {"n1"}
         assert second.append(2.0, "tick").seq == 2
         second.close()
+
+    def test_together_is_all_or_nothing(self, store: Store, url: str) -> None:
+        """An error takes everything back, in the database and in what reads see."""
+        from suika.control.database import DatabaseStore
+
+        job = running(store)
+        before = (store.jobs(), store.events(), store.heads())
+        with pytest.raises(ZeroDivisionError), store.together():
+            store.put(job.to(JobState.CANCELLED, WHY, ended_s=9.0), News(9.0, "job-cancelled", {}))
+            store.add(Job("j2", spec("b"), 9.0), News(9.0, "submitted", {}))
+            1 / 0  # noqa: B018
+        assert (store.jobs(), store.events(), store.heads()) == before
+        assert store.active() == (job,)
+        assert store.named("b") == ()
+        store.append(10.0, "goes-on")
+        assert [event.seq for event in store.events()] == [1]
+        second = DatabaseStore(url)
+        assert second.jobs() == before[0]
+        second.close()
+
+    def test_many_add_at_once(self, store: Store) -> None:
+        """All are there, each with its event, and numbers have no gaps."""
+
+        def add(number: int) -> None:
+            for index in range(5):
+                name = f"j{number}-{index}"
+                store.add(Job(name, spec(name), float(number)), News(1.0, "submitted", {}))
+
+        threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(store.jobs()) == 40
+        events = store.events()
+        assert {event.job_id for event in events} == {job.id for job in store.jobs()}
+        assert [event.seq for event in events] == list(range(1, 41))
 
     def test_an_earlier_controller_writes_nothing(self, url: str) -> None:
         from suika.control.database import DatabaseStore, FencedError

@@ -9,13 +9,14 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from suika.control.controller import Controller
 from suika.control.observe import drop
 from suika.control.state import Watch
-from suika.control.store import News
+from suika.control.store import Head, News
 from suika.control.submit import admit, check_options, resized
 from suika.control.views import usual_slowdown
 from suika.core.cluster import Device
@@ -34,7 +35,8 @@ class Api:
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.state = controller.state
-        self._accepting = threading.Lock()
+        self._free = threading.Condition()  # of `_taken`: ids and names of jobs that are being accepted
+        self._taken: set[str] = set()
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events")
@@ -52,17 +54,30 @@ class Api:
         if dry_run:
             options = [_option(option) for option in self.controller.pricing.curve(spec).options]
             return {"dry_run": True, "spec": spec.model_dump(mode="json"), "options": options}
-        with self._accepting:  # not on the loop: a submission does not wait for a decision
+        with self._accepting(job_id, spec.name):  # not on the loop: a submission does not wait for a decision
             known = self._known(job_id, job)
             if known is not None:
                 return known
-            if any(other.spec.name == spec.name for other in self.state.active()):
+            if any(head.state not in ENDED for head in self.state.store.named(spec.name) if head.name == spec.name):
                 raise ConflictError("job.name", spec.name, "a job of this name is still active", "choose another")
             made = Job(job_id, spec, self.state.clock())
             data = {"spec": spec.model_dump(mode="json"), "body": _digest(job)}
             self.state.store.add(made, News(made.submitted_s, "submitted", data))
         self.controller.post(self.state.look_again)
         return self.row(made)
+
+    @contextmanager
+    def _accepting(self, *names: str) -> Iterator[None]:
+        """Only one submission of an id or a name at a time; others go into the store side by side."""
+        with self._free:
+            self._free.wait_for(lambda: self._taken.isdisjoint(names))
+            self._taken.update(names)
+        try:
+            yield
+        finally:
+            with self._free:
+                self._taken.difference_update(names)
+                self._free.notify_all()
 
     def _known(self, job_id: str, body: Any) -> dict[str, Any] | None:
         try:
@@ -130,7 +145,8 @@ class Api:
 
     def jobs(self, all: bool = False) -> list[dict[str, Any]]:
         """Jobs in order of submission; those that have ended too with `all`."""
-        return [self.row(job) for job in self.state.store.jobs() if all or job.state not in ENDED]
+        store = self.state.store
+        return [self.row(job) for job in (store.jobs() if all else store.active())]
 
     def describe(self, job: str) -> dict[str, Any]:
         """All there is to know of a job: its file, its options, where it runs, its moves."""
@@ -199,11 +215,10 @@ class Api:
 
     def _find(self, name: str) -> Job:
         """The job of this id or name: the active one, else the latest that ended."""
-        jobs = self.state.store.jobs()
-        found = [job for job in jobs if name in (job.id, job.spec.name)]
+        found = self.state.store.named(name)
         if not found:
             raise NotFoundError("job", name, "there is no such job", "see `suika ps --all`")
-        return max(found, key=lambda job: (job.state not in ENDED, job.submitted_s))
+        return self.state.store.job(latest(found).id)
 
     def _active(self, name: str) -> Job:
         job = self._find(name)
@@ -244,6 +259,11 @@ class Api:
     def _slowdown(self, job: Job) -> float:
         """Measured over estimated step time, as the scheduler takes it."""
         return self.state.watch(job.id).slowdown or usual_slowdown(self.state)
+
+
+def latest(heads: Iterable[Head]) -> Head:
+    """Of jobs that bear one name: the active one, else the one that was submitted last."""
+    return max(heads, key=lambda head: (head.state not in ENDED, head.submitted_s))
 
 
 def _unmet_wish(job: Job) -> str | None:

@@ -11,22 +11,32 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, delete, event, func, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, insert, select, update
 
 from suika.control import tables
 from suika.control.migrate import migrate
 from suika.control.records import job_of, job_row, spec_text
-from suika.control.store import Event, MemoryStore, News, StaleWriteError
+from suika.control.store import Event, Head, MemoryStore, News, StaleWriteError
 from suika.core.cluster import Node
-from suika.core.job import ENDED, Job
+from suika.core.job import ENDED, Job, JobState
 
 PROGRESS_EVERY_S = 1.0
 _SQLITE_WAIT_S = 30.0
+
+
+_PROGRESS = (
+    update(tables.jobs)
+    .where((tables.jobs.c.id == bindparam("of")) & (tables.jobs.c.generation == bindparam("then")))
+    .values(steps_done=bindparam("now"))
+)
+_FORGET_NODE = delete(tables.nodes).where(tables.nodes.c.name == bindparam("known"))
 
 
 class FencedError(StaleWriteError):
@@ -56,6 +66,58 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
+class _Transaction:
+    """What one transaction will write; rows of one kind are written together. `undo`: takes back what the image shows
+    already, newest last."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.events: list[dict[str, Any]] = []
+        self.undo: list[Callable[[], None]] = []
+        self._updates: list[dict[str, Any]] = []
+
+    def execute(self, *arguments: Any) -> Any:
+        """At once, as `Connection.execute` does."""
+        return self.connection.execute(*arguments)
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """A job's next version."""
+        if self._updates and self._updates[0].keys() != values.keys() | _KEYS:
+            self._flush_updates()
+        self._updates.append({**values, "of": values["id"], "before": values["version"] - 1})
+
+    def flush(self) -> None:
+        self._flush_updates()
+        if self.events:
+            self.connection.execute(insert(tables.events), self.events)
+
+    def _flush_updates(self) -> None:
+        if self._updates:
+            rows = update(tables.jobs).where(
+                (tables.jobs.c.id == bindparam("of")) & (tables.jobs.c.version == bindparam("before"))
+            )
+            done = self.connection.execute(rows, self._updates)
+            assert done.rowcount in (-1, len(self._updates)), "a job was written by somebody who is not the controller"
+            self._updates = []
+
+    def take_back(self) -> None:
+        for action in reversed(self.undo):
+            action()
+
+
+_KEYS = frozenset(("of", "before"))
+
+
+@dataclass
+class _Arrival:
+    """A job on its way into the store."""
+
+    job: Job
+    news: News | None
+    written: bool = False
+    error: Exception | None = None
+
+
 class DatabaseStore:
     """The `Store` at `url`, brought up to date by migrations. `on_fenced` is called when another took over."""
 
@@ -66,6 +128,8 @@ class DatabaseStore:
         self._lock = threading.RLock()
         self._image = MemoryStore()
         self._snapshots: dict[str, tuple[str, int]] = {}
+        self._open: _Transaction | None = None
+        self._arrivals: deque[_Arrival] = deque()
         self._progress: dict[str, tuple[int, int]] = {}  # job -> (generation, steps done), not written yet
         self._flushed_s = time.monotonic()
         self.term = self._take_over()
@@ -81,7 +145,8 @@ class DatabaseStore:
     def _load(self) -> None:
         with self._reading() as connection:
             for row in connection.execute(select(tables.jobs)):
-                self._image.add(job_of(row))
+                head = Head(row.submitted_s, row.id, row.name, row.tenant, JobState(row.state))
+                self._image.add_unread(head, partial(job_of, row))
             for row in connection.execute(select(tables.snapshots)):
                 self._snapshots[row.job_id] = (row.path, row.step)
             self._image.set_draining(frozenset(connection.execute(select(tables.draining.c.node)).scalars()))
@@ -93,18 +158,33 @@ class DatabaseStore:
             yield connection.execution_options(reads_only=True)
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """One transaction of the present controller; raises `FencedError` for any other."""
+    def together(self) -> Iterator[None]:
+        with self._writing():
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[_Transaction]:
+        """The transaction of the present controller that is open on this thread, or a new one; raises `FencedError`
+        for any other controller. An error takes back everything since it was opened, also in the image."""
         with self._lock:
+            if self._open is not None:
+                yield self._open
+                return
             last_seq = self._last_seq
             try:
                 with self.engine.begin() as connection:
+                    self._open = _Transaction(connection)
                     self._check_term(connection)
                     self._flush_progress(connection)
-                    yield connection
+                    yield self._open
+                    self._open.flush()
             except BaseException:
                 self._last_seq = last_seq  # nothing was written: no number is used up
+                if self._open is not None:
+                    self._open.take_back()
                 raise
+            finally:
+                self._open = None
             self._progress.clear()
 
     def _check_term(self, connection: Connection) -> None:
@@ -115,34 +195,67 @@ class DatabaseStore:
             raise FencedError(f"term {term} has begun; this controller's was {self.term}")
 
     def _flush_progress(self, connection: Connection) -> None:
-        for job_id, (generation, steps_done) in self._progress.items():
-            row = (tables.jobs.c.id == job_id) & (tables.jobs.c.generation == generation)
-            connection.execute(update(tables.jobs).where(row).values(steps_done=steps_done))
+        rows = [{"of": job, "then": generation, "now": steps} for job, (generation, steps) in self._progress.items()]
+        if rows:
+            connection.execute(_PROGRESS, rows)
         self._flushed_s = time.monotonic()
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def add(self, job: Job, news: News | None = None) -> None:
+        """Jobs that come while another transaction is written go into the next one together."""
+        mine = _Arrival(job, news)
+        self._arrivals.append(mine)
         with self._lock:
-            with self._writing() as connection:
-                connection.execute(insert(tables.jobs).values(**job_row(job), spec=spec_text(job.spec)))
-                if news is not None:
-                    self._tell(connection, news, job.id)
-            self._image.add(job)
+            if not mine.written:
+                self._add_arrivals()
+        if mine.error is not None:
+            raise mine.error
+
+    def _add_arrivals(self) -> None:
+        arrivals = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
+        try:
+            self._add_all(arrivals)
+        except Exception as failure:
+            for arrival in arrivals:
+                arrival.error = failure
+            if len(arrivals) > 1 and not isinstance(failure, FencedError):
+                for arrival in arrivals:  # one that cannot be stored must not keep the others out
+                    arrival.error = self._error_of_adding(arrival)
+        for arrival in arrivals:
+            arrival.written = True
+
+    def _error_of_adding(self, arrival: _Arrival) -> Exception | None:
+        try:
+            self._add_all([arrival])
+        except Exception as error:
+            return error
+        return None
+
+    def _add_all(self, arrivals: Sequence[_Arrival]) -> None:
+        with self._writing() as transaction:
+            rows = [job_row(a.job) | {"spec": spec_text(a.job.spec)} for a in arrivals]
+            transaction.execute(insert(tables.jobs), rows)
+            for arrival in arrivals:
+                self._image.add(arrival.job)
+                transaction.undo.append(partial(self._image.remove, arrival.job.id))
+                if arrival.news is not None:
+                    self._tell(transaction, arrival.news, arrival.job.id)
 
     def put(self, job: Job, news: News | None = None) -> None:
         with self._lock:
             present = self._image.job(job.id)
+            if present.version + 1 != job.version:
+                raise StaleWriteError(f"{job.id}: version {present.version} was not the one read ({job.version - 1})")
             values = job_row(job) | {"steps_done": present.steps_done}
             if job.spec is not present.spec:
                 values["spec"] = spec_text(job.spec)
-            with self._writing() as connection:
-                row = (tables.jobs.c.id == job.id) & (tables.jobs.c.version == job.version - 1)
-                if connection.execute(update(tables.jobs).where(row).values(**values)).rowcount != 1:
-                    raise StaleWriteError(f"{job.id}: the version read ({job.version - 1}) is not the present one")
+            with self._writing() as transaction:
+                transaction.update(values)
                 if news is not None:
-                    self._tell(connection, news, job.id)
-            self._image.put(job)
+                    self._tell(transaction, news, job.id)
+                self._image.put(job)
+                transaction.undo.append(partial(self._image.replace, present))
 
     def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
         with self._lock:
@@ -159,6 +272,15 @@ class DatabaseStore:
 
     def jobs(self) -> tuple[Job, ...]:
         return self._image.jobs()
+
+    def active(self) -> tuple[Job, ...]:
+        return self._image.active()
+
+    def heads(self) -> tuple[Head, ...]:
+        return self._image.heads()
+
+    def named(self, name: str) -> tuple[Head, ...]:
+        return self._image.named(name)
 
     def saved(self, job_id: str, generation: int, step: int, path: str) -> bool:
         with self._lock:
@@ -178,13 +300,12 @@ class DatabaseStore:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event:
-        with self._writing() as connection:
-            return self._tell(connection, News(at_s, kind, data), job_id)
+        with self._writing() as transaction:
+            return self._tell(transaction, News(at_s, kind, data), job_id)
 
-    def _tell(self, connection: Connection, news: News, job_id: str | None) -> Event:
+    def _tell(self, transaction: _Transaction, news: News, job_id: str | None) -> Event:
         told = Event(self._last_seq + 1, news.at_s, news.kind, job_id, news.data)
-        values = told.to_dict() | {"data": json.dumps(told.data, allow_nan=False)}
-        connection.execute(insert(tables.events).values(**values))
+        transaction.events.append(told.to_dict() | {"data": json.dumps(told.data, allow_nan=False)})
         self._last_seq = told.seq
         return told
 
@@ -204,10 +325,11 @@ class DatabaseStore:
 
     def set_draining(self, nodes: frozenset[str]) -> None:
         with self._lock:
-            with self._writing() as connection:
-                connection.execute(delete(tables.draining))
+            with self._writing() as transaction:
+                transaction.execute(delete(tables.draining))
                 if nodes:
-                    connection.execute(insert(tables.draining), [{"node": node} for node in sorted(nodes)])
+                    rows = [{"node": node} for node in sorted(nodes)]
+                    transaction.execute(insert(tables.draining), rows)
             self._image.set_draining(nodes)
 
     def nodes(self) -> tuple[Node, ...]:
@@ -216,11 +338,13 @@ class DatabaseStore:
             rows = connection.execute(select(tables.nodes).order_by(tables.nodes.c.name)).all()
         return tuple(Node(**json.loads(row.record)) for row in rows)
 
-    def remember(self, node: Node) -> None:
-        """A restarted controller expects this node."""
-        with self._writing() as connection:
-            connection.execute(delete(tables.nodes).where(tables.nodes.c.name == node.name))
-            connection.execute(insert(tables.nodes).values(name=node.name, record=json.dumps(asdict(node))))
+    def remember(self, *nodes: Node) -> None:
+        """A restarted controller expects these nodes."""
+        rows = [{"name": node.name, "record": json.dumps(asdict(node))} for node in nodes]
+        if rows:
+            with self._writing() as transaction:
+                transaction.execute(_FORGET_NODE, [{"known": row["name"]} for row in rows])
+                transaction.execute(insert(tables.nodes), rows)
 
     def close(self) -> None:
         """Write what is left to write and let go of the database."""

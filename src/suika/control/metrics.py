@@ -120,7 +120,7 @@ class _Gauges(Collector):
     def collect(self) -> Iterable[Metric]:
         state = self._api.state
         jobs = GaugeMetricFamily("suika_jobs", "Jobs by state", labels=["state"])
-        per_state = Tally(job.state for job in state.store.jobs())
+        per_state = Tally(head.state for head in state.store.heads())
         for job_state in JobState:
             jobs.add_metric([job_state], per_state[job_state])
         nodes = self._api.nodes()

@@ -12,12 +12,14 @@ from typing import Any
 from suika.control.store import Event, News, Store
 from suika.core.cluster import Cluster, Device
 from suika.core.decision import Decision, Reason
-from suika.core.job import ENDED, Job, JobState
+from suika.core.job import Job, JobState
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
+from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 
 Clock = Callable[[], float]
+Run = JobRun | CommandRun
 STEPS_TO_TRUST = 5  # step times seen before their median counts as a measurement
 
 
@@ -25,7 +27,7 @@ STEPS_TO_TRUST = 5  # step times seen before their median counts as a measuremen
 class Watch:
     """What is seen of one job. Lost with this process and seen again after: nothing here is a promise."""
 
-    run: JobRun | None = None
+    run: Run | None = None
     loss: float | None = None  # of the latest step; None: not a number
     # (steps done, when) as reported in the present generation; a fast job may report only some of its steps
     steps_seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=21))
@@ -74,10 +76,11 @@ class State:
     changed: bool = True  # something happened that the policy should look at
 
     def watch(self, job_id: str) -> Watch:
-        return self.watches.setdefault(job_id, Watch())
+        found = self.watches.get(job_id)
+        return found if found is not None else self.watches.setdefault(job_id, Watch())
 
     def active(self) -> tuple[Job, ...]:
-        return tuple(job for job in self.store.jobs() if job.state not in ENDED)
+        return self.store.active()
 
     def look_again(self) -> None:
         """Have the policy decide in the next round."""

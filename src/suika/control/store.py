@@ -6,12 +6,14 @@ The interface is small on purpose: everything else the controller knows can be o
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from suika.core.job import ENDED, Job
+from suika.core.job import ENDED, Job, JobState
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,20 @@ class News:
     at_s: float
     kind: str
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Head(NamedTuple):
+    """What a list of jobs needs of each: cheap for jobs that ended long ago and are not read again. In this order."""
+
+    submitted_s: float
+    id: str
+    name: str
+    tenant: str
+    state: JobState
+
+    @staticmethod
+    def of(job: Job) -> Head:
+        return Head(job.submitted_s, job.id, job.spec.name, job.spec.tenant, job.state)
 
 
 class StaleWriteError(RuntimeError):
@@ -65,6 +81,22 @@ class Store(Protocol):
         """All jobs, by (submitted_s, id)."""
         ...
 
+    def active(self) -> tuple[Job, ...]:
+        """Those that have not ended, in the same order."""
+        ...
+
+    def heads(self) -> tuple[Head, ...]:
+        """All jobs in the same order, in short."""
+        ...
+
+    def named(self, name: str) -> tuple[Head, ...]:
+        """The jobs that bear this name or id, in the same order."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """Within it this thread's writes are one: all of them happen, or none. Others' wait."""
+        ...
+
     def saved(self, job_id: str, generation: int, step: int, path: str) -> bool:
         """Record a complete snapshot: from now on a replacement starts from it. False, and no change, unless
         `generation` is the job's present one and the job has not ended."""
@@ -89,25 +121,68 @@ class MemoryStore:
     """A `Store` that lives as long as its process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._jobs: dict[str, Job] = {}
+        self._unread: dict[str, Callable[[], Job]] = {}  # jobs that nobody has asked for yet
+        self._heads: dict[str, Head] = {}
+        self._order: list[tuple[float, str]] = []  # (submitted_s, id) of all
+        self._active: list[tuple[float, str]] = []  # of those that have not ended
+        self._names: dict[str, list[str]] = {}
         self._snapshots: dict[str, tuple[str, int]] = {}
         self._events: list[Event] = []
         self._draining: frozenset[str] = frozenset()
 
     def add(self, job: Job, news: News | None = None) -> None:
         with self._lock:
-            assert job.id not in self._jobs, f"job {job.id} exists"
+            assert job.id not in self._heads, f"job {job.id} exists"
+            self._enter(Head.of(job))
             self._jobs[job.id] = job
             self._tell(news, job.id)
 
+    def add_unread(self, head: Head, read: Callable[[], Job]) -> None:
+        """A job of an earlier life: `read` is called when it is first asked for."""
+        with self._lock:
+            self._enter(head)
+            self._unread[head.id] = read
+
+    def _enter(self, head: Head) -> None:
+        place = (head.submitted_s, head.id)
+        self._heads[head.id] = head
+        insort(self._order, place)
+        if head.state not in ENDED:
+            insort(self._active, place)
+        self._names.setdefault(head.name, []).append(head.id)
+
     def put(self, job: Job, news: News | None = None) -> None:
         with self._lock:
-            present = self._jobs[job.id]
+            present = self.job(job.id)
             if present.version + 1 != job.version:
                 raise StaleWriteError(f"{job.id}: version {present.version} was not the one read ({job.version - 1})")
-            self._jobs[job.id] = replace(job, steps_done=present.steps_done)
+            self.replace(replace(job, steps_done=present.steps_done))
             self._tell(news, job.id)
+
+    def replace(self, job: Job) -> None:
+        """`job` as it is, whatever was there."""
+        with self._lock:
+            before, after = self._heads[job.id], Head.of(job)
+            self._jobs[job.id], self._heads[job.id] = job, after
+            if (before.state in ENDED) != (after.state in ENDED):
+                place = (after.submitted_s, after.id)
+                if after.state in ENDED:
+                    del self._active[bisect_left(self._active, place)]
+                else:  # a change that was taken back
+                    insort(self._active, place)
+
+    def remove(self, job_id: str) -> None:
+        """As if it had never been added."""
+        with self._lock:
+            head = self._heads.pop(job_id)
+            self._jobs.pop(job_id, None)
+            place = (head.submitted_s, head.id)
+            for places in (self._order, self._active):
+                if place in places:
+                    places.remove(place)
+            self._names[head.name].remove(job_id)
 
     def _tell(self, news: News | None, job_id: str | None) -> None:
         if news is not None:
@@ -115,7 +190,7 @@ class MemoryStore:
 
     def progress(self, job_id: str, generation: int, steps_done: int) -> bool:
         with self._lock:
-            present = self._jobs[job_id]
+            present = self.job(job_id)
             if present.generation != generation or present.state in ENDED:
                 return False
             self._jobs[job_id] = replace(present, steps_done=steps_done)
@@ -123,15 +198,34 @@ class MemoryStore:
 
     def job(self, job_id: str) -> Job:
         with self._lock:
+            read = self._unread.pop(job_id, None)
+            if read is not None:
+                self._jobs[job_id] = read()
             return self._jobs[job_id]
 
     def jobs(self) -> tuple[Job, ...]:
         with self._lock:
-            return tuple(sorted(self._jobs.values(), key=lambda job: (job.submitted_s, job.id)))
+            return tuple(self.job(job_id) for _, job_id in self._order)
+
+    def active(self) -> tuple[Job, ...]:
+        with self._lock:
+            return tuple(self.job(job_id) for _, job_id in self._active)
+
+    def heads(self) -> tuple[Head, ...]:
+        with self._lock:
+            return tuple(self._heads[job_id] for _, job_id in self._order)
+
+    def named(self, name: str) -> tuple[Head, ...]:
+        with self._lock:
+            found = [*self._names.get(name, ()), *((name,) if name in self._heads else ())]
+            return tuple(sorted({self._heads[job_id] for job_id in found}))
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def saved(self, job_id: str, generation: int, step: int, path: str) -> bool:
         with self._lock:
-            present = self._jobs[job_id]
+            present = self.job(job_id)
             if present.generation != generation or present.state in ENDED:
                 return False
             self._snapshots[job_id] = (path, step)

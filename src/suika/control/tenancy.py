@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from suika.control.api import Api
+from suika.control.api import Api, latest
 from suika.control.auth import Account
 from suika.core.errors import NotFoundError
 from suika.core.job import ENDED, Job, JobState
@@ -23,25 +23,25 @@ class TenantView:
 
     def find(self, name: str) -> Job:
         """The job of this id or name: the active one, else the latest that ended. Raises `NotFoundError`."""
-        found = [job for job in self.api.state.store.jobs() if name in (job.id, job.spec.name) and self._sees(job)]
+        found = [head for head in self.api.state.store.named(name) if self.who.sees(head.tenant)]
         if not found:
             raise NotFoundError("job", name, "there is no such job")
-        return max(found, key=lambda job: (job.state not in ENDED, job.submitted_s))
+        return self.api.state.store.job(latest(found).id)
 
     def page(self, all: bool, state: JobState | None, after: str | None, limit: int) -> tuple[list[Job], bool]:
         """At most `limit` jobs after the one with id `after`, and whether there are more."""
-        jobs = self.api.state.store.jobs()
-        start = 0
+        store = self.api.state.store
+        heads, start = store.heads(), 0
         if after is not None:
             last = self.find(after)
-            start = bisect_right(jobs, (last.submitted_s, last.id), key=lambda job: (job.submitted_s, job.id))
+            start = bisect_right(heads, (last.submitted_s, last.id), key=lambda head: (head.submitted_s, head.id))
         page: list[Job] = []
-        for job in jobs[start:]:
-            wanted = job.state is state if state is not None else all or job.state not in ENDED
-            if wanted and self._sees(job):
+        for head in heads[start:]:
+            wanted = head.state is state if state is not None else all or head.state not in ENDED
+            if wanted and self.who.sees(head.tenant):
                 if len(page) == limit:
                     return page, True
-                page.append(job)
+                page.append(store.job(head.id))
         return page, False
 
     def nodes(self) -> list[dict[str, Any]]:
