@@ -14,8 +14,9 @@ from suika.core.cluster import Cluster, Device, Node
 from suika.core.layout import Layout
 from suika.core.plan import Placement, Plan
 from suika.core.tensors import logical_tensors
-from suika.reshard.execute import MoveReport, execute
+from suika.reshard.execute import execute
 from suika.reshard.moveplan import MovePlan, plan_move
+from suika.reshard.report import MoveReport
 from suika.reshard.state import JobShape, StateKey, buffer_specs, rank_regions
 from suika.reshard.transports.base import Transport
 from suika.reshard.transports.inprocess import Hub

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from suika.core.cluster import Cluster, Device
 from suika.core.layout import Layout
-from suika.core.model import ModelSpec
+from suika.core.model import Lora, ModelSpec
 from suika.core.plan import Plan
 from suika.reshard.state import JobShape
 
@@ -19,6 +19,11 @@ MODELS = (
     ModelSpec("gpt-tied", "gpt", 3, 12, 12, 12, 17, tied=True),
     ModelSpec("moe", "llama", 3, 12, 12, 6, 11, kv_heads=3, head_dim=2, experts=4, experts_per_token=2,
               shared_experts=1, expert_ffn=12, first_dense_layers=1),
+    ModelSpec("lora", "llama", 3, 24, 12, 12, 29, kv_heads=2, head_dim=2, lora=Lora(3, ("q", "v", "o", "down"))),
+    ModelSpec("frozen", "gpt", 4, 12, 12, 12, 17, tied=True,
+              frozen=("layers.[01].*", "layers.2.mlp.*", "embedding.weight", "final_norm.bias")),
+    ModelSpec("frozen-moe", "llama", 3, 12, 12, 6, 11, kv_heads=3, head_dim=2, experts=4, experts_per_token=2,
+              expert_ffn=12, lora=Lora(2, ("k", "gate")), frozen=("layers.0.*", "layers.*.experts.1.*", "head.*")),
 )  # fmt: skip
 
 

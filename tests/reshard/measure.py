@@ -15,7 +15,7 @@ import labels
 import torch
 from processes import run_forked
 
-import suika.reshard.execute as execution
+import suika.reshard.exchange as exchange
 from suika.bench.moves import MODELS
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.layout import Layout
@@ -81,7 +81,7 @@ def chunks() -> None:
         buffers = allocate(moves[4096], rank, state)
         spent = {}
         for kib, window in grid:
-            execution.WINDOW = window
+            exchange.WINDOW = window
             spent[kib, window] = min(
                 cpu_s(lambda k=kib: execute(moves[k], device, state, transport, buffers)) for _ in range(3)
             )

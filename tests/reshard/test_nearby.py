@@ -22,10 +22,11 @@ from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Plan
 from suika.reshard.buffers import same_bits
-from suika.reshard.execute import MoveReport, ReplicaMismatchError, VerificationError, execute
+from suika.reshard.execute import ReplicaMismatchError, VerificationError, execute
 from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.nearby import Nearby, adoptions
+from suika.reshard.report import MoveReport
 from suika.reshard.state import JobShape
 from suika.reshard.transports import memfd
 from suika.reshard.transports.base import Lent

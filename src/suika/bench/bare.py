@@ -27,10 +27,11 @@ from suika.core.model import ModelSpec
 from suika.core.plan import Plan
 from suika.core.tensors import logical_tensors
 from suika.reshard.buffers import Side, parts
-from suika.reshard.execute import WINDOW, execute
+from suika.reshard.execute import execute
 from suika.reshard.links import Links
 from suika.reshard.moveplan import Holdings, MovePlan, plan_move
 from suika.reshard.nearby import Nearby
+from suika.reshard.rounds import WINDOW
 from suika.reshard.state import JobShape, Region
 from suika.reshard.transports import memfd
 from suika.reshard.transports.base import Work
@@ -207,8 +208,8 @@ def _chunks(plan: MovePlan, me: int, adopted: Container[str], transport: Mixed) 
             way, peer = ("send", stream.dst) if stream.src == me else ("receive", stream.src)
             chunks.append(_Chunk(way, peer, message.round, num_bytes))
         elif stream.dst == me:
-            cells = parts(stream, message, plan.groups)
-            wanted = sum(high - low for _, cell, low, high in cells if target.buffer_of(cell) not in adopted)
+            found = parts(stream, message, plan.groups)
+            wanted = sum(part.high - part.low for part in found if target.buffer_of(part.cell) not in adopted)
             chunks.append(_Chunk("read", stream.src, message.round, wanted))
     return chunks
 

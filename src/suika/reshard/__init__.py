@@ -20,7 +20,7 @@ _HOME = {
     "dtensor_boxes": "tensors",
     "reshard": "execute",
     "MoveError": "execute",
-    "MoveReport": "execute",
+    "MoveReport": "report",
     "Gloo": "transports.gloo",
     "Hub": "transports.inprocess",
     "Transport": "transports.base",

@@ -1,12 +1,11 @@
-"""Local buffers seen as cells: views, allocation, and packing of a message from or into them."""
+"""Local buffers seen as cells: views, allocation, and the parcels in which messages leave and enter them."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -93,69 +92,89 @@ class Side:
         return next(region for region in self._regions[cell.key] if region.box.contains(cell.box))
 
 
-@dataclass
-class Pieces:
-    """One message and the views it is made of: (offset on the wire, view). A single contiguous view goes unpacked."""
+class Part(NamedTuple):
+    """Bytes [low, high) of cell number `index` of a group, at `at` on the wire."""
 
-    views: list[tuple[int, torch.Tensor]]
-    wire: torch.Tensor = field(init=False)  # 1-D uint8
-    num_bytes: int
-    staging_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        _, first = self.views[0]
-        direct = (
-            len(self.views) == 1 and first.is_contiguous() and first.numel() * first.element_size() == self.num_bytes
-        )
-        self.staging_bytes = 0 if direct else self.num_bytes
-        if direct:
-            self.wire = first.reshape(-1).view(torch.uint8)
-        else:
-            self.wire = torch.empty(self.num_bytes, dtype=torch.uint8, device=first.device)
-
-    @staticmethod
-    def of(stream: Stream, message: Message, groups: Sequence[CellGroup], side: Side) -> Pieces:
-        views = []
-        for at, cell, low, high in parts(stream, message, groups):
-            for view in _views(side.view(cell), cell, low, high):
-                views.append((at, view))
-                at += view.numel() * view.element_size()
-        return Pieces(views, message.stop - message.start)
-
-    def pack(self) -> torch.Tensor:
-        if self.staging_bytes:
-            for target, view in self._staged():
-                target.copy_(view)
-        return self.wire
-
-    def unpack(self) -> None:
-        if self.staging_bytes:
-            for source, view in self._staged():
-                view.copy_(source)
-
-    def _staged(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for at, view in self.views:
-            num_bytes = view.numel() * view.element_size()
-            yield self.wire[at : at + num_bytes].view(view.dtype).view(view.shape), view
+    at: int
+    group: int
+    index: int
+    cell: Cell
+    low: int
+    high: int
 
 
-def parts(stream: Stream, message: Message, groups: Sequence[CellGroup]) -> Iterator[tuple[int, Cell, int, int]]:
-    """What a message is made of, in stream order: (offset on the wire, cell, bytes [low, high) of the cell)."""
+def parts(stream: Stream, message: Message, groups: Sequence[CellGroup]) -> Iterator[Part]:
+    """What a message is made of, in stream order."""
     for offset, group, start, stop in stream.segments:
         first = max(start, start + message.start - offset)
         last = min(stop, start + message.stop - offset)
         if first >= last:
             continue
         at = offset + first - start - message.start
-        cells = groups[group].cells
-        ends = list(itertools.accumulate(cell.num_bytes for cell in cells))
+        cells, ends = groups[group].cells, groups[group].ends
         for i in range(bisect_right(ends, first), len(cells)):
             begin = ends[i] - cells[i].num_bytes
             if begin >= last:
                 break
             low, high = max(first - begin, 0), min(last - begin, cells[i].num_bytes)
-            yield at, cells[i], low, high
+            yield Part(at, group, i, cells[i], low, high)
             at += high - low
+
+
+def parcels(found: Iterable[Part], long_bytes: int) -> Iterator[list[Part]]:
+    """A message's parts as they go on the wire: long ones alone, so that they need not be packed, and what lies between
+    them together. Both ends cut alike."""
+    small: list[Part] = []
+    for part in found:
+        if part.high - part.low < long_bytes:
+            small.append(part)
+            continue
+        if small:
+            yield small
+            small = []
+        yield [part]
+    if small:
+        yield small
+
+
+class Parcel:
+    """Some parts at one end. What lies in one piece in memory goes as it is (`direct`), the rest through staging."""
+
+    def __init__(self, found: Sequence[Part], side: Side) -> None:
+        first = found[0].at
+        self.num_bytes = found[-1].at + found[-1].high - found[-1].low - first
+        self._views: list[tuple[int, torch.Tensor]] = []  # (offset on the wire, view)
+        for at, _, _, cell, low, high in found:
+            for view in _views(side.view(cell), cell, low, high):
+                self._views.append((at - first, view))
+                at += view.numel() * view.element_size()
+        self.direct = self._in_place()
+
+    def pack(self, wire: torch.Tensor) -> None:
+        for target, view in self._staged(wire):
+            target.copy_(view)
+
+    def unpack(self, wire: torch.Tensor) -> None:
+        for source, view in self._staged(wire):
+            view.copy_(source)
+
+    def _staged(self, wire: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for at, view in self._views:
+            num_bytes = view.numel() * view.element_size()
+            yield wire[at : at + num_bytes].view(view.dtype).view(view.shape), view
+
+    def _in_place(self) -> torch.Tensor | None:
+        """The bytes themselves, if the views follow each other in one buffer as they do on the wire."""
+        _, first = self._views[0]
+        storage, start = first.untyped_storage(), first.data_ptr()
+        reached = 0
+        for at, view in self._views:
+            follows = at == reached and view.data_ptr() == start + at and view.is_contiguous()
+            if not follows or view.untyped_storage().data_ptr() != storage.data_ptr():
+                return None
+            reached += view.numel() * view.element_size()
+        flat = torch.empty(0, dtype=torch.uint8, device=first.device)
+        return flat.set_(storage, start - storage.data_ptr(), (reached,))  # type: ignore[call-overload]
 
 
 def boxes(cell: Cell, low: int, high: int) -> Iterator[Box]:

@@ -2,7 +2,7 @@
 
 A cell is a box of one tensor inside which neither layout has a cut: every rank holds all of it or nothing. Cells with
 the same old and the same new holders form a `Group`, the unit of routing: a rank's view of a move is some thousand
-groups, however many tensors the model has.
+groups, however many tensors the model has. Weights and the optimizer's state are grouped apart: weights can move first.
 
 Layers of a kind are cut alike, so cells are computed once per kind of layer, not once per layer: a 70B model over 1,024
 ranks takes a tenth of a second. An interval of `cuts.py` becomes up to three boxes.
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -63,15 +64,21 @@ class Group:
 
     old: tuple[int, ...]
     new: tuple[int, ...]
+    weights: bool  # model weights, or masters and moments
     num_bytes: int
-    weight_bytes: int  # of num_bytes
     blocks: tuple[Block, ...]
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Widest elements first, so that every cell of the group's byte stream starts aligned."""
+        """Widest elements first, so that every cell of the group's byte stream starts aligned; kind by kind, so that
+        what lies side by side in a bucket does so on the wire."""
         cells = [cell for block in self.blocks for cell in block.unit.expand(block.rows, block.layers)]
-        return tuple(sorted(cells, key=lambda cell: -cell.item_bytes))
+        return tuple(sorted(cells, key=lambda cell: (-cell.item_bytes, cell.key.kind)))
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Where each cell ends in the group's byte stream."""
+        return tuple(accumulate(cell.num_bytes for cell in self.cells))
 
 
 @lru_cache(maxsize=64)  # up to some MB each
@@ -82,22 +89,23 @@ def groups_of(
     old_order: tuple[str, ...] = DEFAULT_ORDER,
     new_order: tuple[str, ...] = DEFAULT_ORDER,
 ) -> tuple[Group, ...]:
-    """All state of a job, grouped by (old ranks, new ranks); every element is in exactly one cell.
+    """All state of a job, grouped by (weights or not, old ranks, new ranks), weights first; every element is in exactly
+    one cell.
 
     A pure function of the layouts: which device runs which rank comes later.
     """
     sides = (Cuts(shape, old.resolve(shape.model), old_order), Cuts(shape, new.resolve(shape.model), new_order))
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int, Block]]] = defaultdict(list)
+    found: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[tuple[int, Block]]] = defaultdict(list)
     for unit in _units(shape, *sides):
         for (stage_old, stage_new), layers in unit.runs.items():
             times = max(1, len(layers))
-            for old_set, new_set, rows, num_bytes, weight_bytes in unit.pairs:
-                key = unit.old.ranks(old_set, stage_old), unit.new.ranks(new_set, stage_new)
-                found[key].append((num_bytes * times, weight_bytes * times, Block(unit, rows, layers)))
+            for kind, old_set, new_set, rows, num_bytes in unit.pairs:
+                key = kind, unit.old.ranks(old_set, stage_old), unit.new.ranks(new_set, stage_new)
+                found[key].append((num_bytes * times, Block(unit, rows, layers)))
     groups = []
-    for (old_ranks, new_ranks), parts in sorted(found.items(), key=lambda item: item[0]):
-        sizes, weights, blocks = zip(*parts, strict=True)
-        groups.append(Group(old_ranks, new_ranks, sum(sizes), sum(weights), blocks))
+    for (kind, old_ranks, new_ranks), parts in sorted(found.items(), key=lambda item: item[0]):
+        sizes, blocks = zip(*parts, strict=True)
+        groups.append(Group(old_ranks, new_ranks, kind == WEIGHT, sum(sizes), blocks))
     return tuple(groups)
 
 
@@ -114,19 +122,19 @@ class _Unit:
     widths: tuple[tuple[tuple[str, int], ...], ...]  # by kind group: (kind, bytes per element)
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int, np.ndarray, int, int]]:
-        """(old holder set, new holder set, rows of the table, bytes per layer, weights' bytes per layer)."""
+    def pairs(self) -> list[tuple[int, int, int, np.ndarray, int]]:
+        """(WEIGHT or OPTIMIZER, old holder set, new holder set, rows of the table, bytes per layer)."""
         table = self.table
         width = np.array([sum(w for _, w in kinds) for kinds in self.widths])
         num_bytes = np.prod(table.box[:, 1::2] - table.box[:, ::2], axis=1) * width[table.kind]
-        code = table.old.astype(np.int64) * (int(table.new.max(initial=0)) + 1) + table.new
+        code = (table.kind * (int(table.old.max(initial=0)) + 1) + table.old) * (int(table.new.max(initial=0)) + 1)
+        code += table.new
         order = np.argsort(code, kind="stable")
         starts = np.flatnonzero(np.diff(code[order], prepend=-1))
-        weight_bytes = np.where(table.kind == WEIGHT, num_bytes, 0)
-        sums, weights = (np.add.reduceat(sizes[order], starts).tolist() for sizes in (num_bytes, weight_bytes))
+        sums = np.add.reduceat(num_bytes[order], starts).tolist()
         rows = np.split(order, starts[1:])
-        old, new = table.old[order[starts]].tolist(), table.new[order[starts]].tolist()
-        return list(zip(old, new, rows, sums, weights, strict=True))
+        kind, old, new = (column[order[starts]].tolist() for column in (table.kind, table.old, table.new))
+        return list(zip(kind, old, new, rows, sums, strict=True))
 
     def expand(self, rows: np.ndarray, layers: tuple[int, ...]) -> Iterator[Cell]:
         for layer in layers or (None,):

@@ -71,10 +71,10 @@ class Cuts:
         return known
 
     def signature(self, layer: int) -> tuple[object, ...]:
-        """Equal for layers that are cut alike: where in the layer slices end, and whose they are."""
+        """Equal for layers that are cut alike: what is trained, where in the layer slices end, and whose they are."""
+        found: list[object] = [layer_kinds(self.shape)[layer]]
         if not self._stage_wide:
-            return ()
-        found: list[object] = []
+            return tuple(found)
         sizes, before, whole = (table[layer] for table in self._spans)
         for part, (_, replicas) in enumerate(self._parts(layer)):
             for tp_rank in range(self.layout.tp):
@@ -99,10 +99,12 @@ class Cuts:
         embedding, head = end_tensors(self.shape)
         last = self.layout.pp - 1
         tied_copy = tuple(t for t in embedding if self.model.tied and last and t.name == "embedding.weight")
-        for name, stage, tensors in (("embedding", 0, embedding), ("head", last, (*tied_copy, *head))):
-            owner = bucket_owner(self.layout, name, self.replicas)
-            whole = [sum(_shard(t, self.layout.tp, r).size for t in tensors) for r in range(self.layout.tp)]
-            self._cut(tensors, stage, range(self.replicas), [0] * self.layout.tp, whole, owner, found)
+        for name, stage, held in (("embedding", 0, embedding), ("head", last, (*tied_copy, *head))):
+            for suffix, trained in (("", True), (".frozen", False)):
+                tensors = tuple(t for t in held if t.trained == trained)
+                owner = bucket_owner(self.layout, name + suffix, self.replicas)
+                whole = [sum(_shard(t, self.layout.tp, r).size for t in tensors) for r in range(self.layout.tp)]
+                self._cut(tensors, stage, range(self.replicas), [0] * self.layout.tp, whole, owner, found)
         return found
 
     @property
@@ -110,8 +112,16 @@ class Cuts:
         return self.layout.zero_buckets == "stage" and self.layout.zero > 0
 
     def _parts(self, layer: int) -> list[tuple[tuple[LogicalTensor, ...], range]]:
-        """A layer's tensors by bucket, with the replicas that share it: dense ones, then those of each expert rank."""
-        tensors, ep = layer_tensors(self.shape)[layer], self.layout.ep
+        """A layer's tensors by bucket, with the replicas that share it: dense ones, then those of each expert rank;
+        trained ones, then frozen ones."""
+        tensors = layer_tensors(self.shape)[layer]
+        parts = self._sharing(tuple(t for t in tensors if t.trained))
+        if self.model.frozen:
+            parts += self._sharing(tuple(t for t in tensors if not t.trained))
+        return parts
+
+    def _sharing(self, tensors: tuple[LogicalTensor, ...]) -> list[tuple[tuple[LogicalTensor, ...], range]]:
+        ep = self.layout.ep
         parts = [(tuple(t for t in tensors if t.expert is None), range(self.replicas))]
         if self.model.experts:
             per_rank = self.model.experts // ep
@@ -123,7 +133,8 @@ class Cuts:
     @cached_property
     def _spans(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[layer, part, tp rank] -> elements of the shards, of their bucket before them, of the whole bucket."""
-        kinds = {self.model.is_moe_layer(layer): layer for layer in range(self.model.layers)}
+        kind_of = layer_kinds(self.shape)
+        kinds = {kind: layer for layer, kind in enumerate(kind_of)}
         of_kind = {
             kind: [
                 [sum(_shard(t, self.layout.tp, tp_rank).size for t in tensors) for tp_rank in range(self.layout.tp)]
@@ -131,7 +142,7 @@ class Cuts:
             ]
             for kind, layer in kinds.items()
         }
-        sizes = np.array([of_kind[self.model.is_moe_layer(layer)] for layer in range(self.model.layers)])
+        sizes = np.array([of_kind[kind] for kind in kind_of])
         before, whole = np.zeros_like(sizes), sizes.copy()
         for first, last in set(self._chunk_of) if self._stage_wide else ():
             before[first:last] = np.cumsum(sizes[first:last], axis=0) - sizes[first:last]
@@ -177,7 +188,8 @@ class Cuts:
                         for r in range(at // each, -(-(at + size) // each))
                     ]
                 found[tensor.name, WEIGHT] += slices if zero == 3 else shard
-                found[tensor.name, OPTIMIZER] += slices
+                if tensor.trained:
+                    found[tensor.name, OPTIMIZER] += slices
                 at += size
 
 
@@ -241,6 +253,14 @@ def layer_tensors(shape: JobShape) -> tuple[tuple[LogicalTensor, ...], ...]:
         if tensor.layer is not None:
             by_layer[tensor.layer].append(tensor)
     return tuple(map(tuple, by_layer))
+
+
+@lru_cache(maxsize=64)
+def layer_kinds(shape: JobShape) -> tuple[int, ...]:
+    """A number for each layer, the same where the same tensors are trained and frozen."""
+    known: dict[object, int] = {}
+    looks = [tuple((t.shape, t.trained) for t in tensors) for tensors in layer_tensors(shape)]
+    return tuple(known.setdefault(look, len(known)) for look in looks)
 
 
 @lru_cache(maxsize=64)

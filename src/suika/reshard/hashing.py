@@ -1,8 +1,8 @@
 """A fast 64-bit hash of tensors that notices every changed, missing or displaced element.
 
-The bytes are read as 64-bit words w, the last padded with zeros, in rows of 4,096. Each row is summed twice with odd keys
-of its columns: the words as they are, and their upper halves alone, which a product would otherwise push out of the
-word. Row sums are mixed with the row number and summed again, all modulo 2^64:
+The bytes are read as 64-bit words w, the last padded with zeros, in rows of 4,096. Each row is summed twice with odd
+keys of its columns: the words as they are, and their upper halves alone, which a product would otherwise push out of
+the word. Row sums are mixed with the row number and summed again, all modulo 2^64:
 
     low_r = sum_c a_c * w_rc;    high_r = sum_c b_c * (w_rc >> 32)
     hash = sum_r mix(low_r + mix(high_r) + (r + 1) * golden) + length

@@ -48,6 +48,11 @@ class CellGroup(Protocol):
     @property
     def cells(self) -> Sequence[Cell]: ...
 
+    @property
+    def ends(self) -> Sequence[int]:
+        """Where each cell ends in the stream."""
+        ...
+
 
 @dataclass(frozen=True)
 class PlanHoldings:
@@ -123,7 +128,7 @@ class MovePlan:
         """Spell out the cells of the participant's groups now, so that it does not happen inside the pause."""
         for group, demand in zip(self.groups, self.demands, strict=True):
             if participant in demand.holders or participant in demand.needers:
-                _ = group.cells
+                _ = group.ends
 
     def kept(self, participant: int) -> dict[str, str]:
         """New buffer -> old buffer with the very same contents: rebound, not copied."""
@@ -160,7 +165,10 @@ def plan_move(
     index = {device: i for i, device in enumerate(participants)}
     groups = groups_of(shape, old.layout, new.layout, old.order, new.order)
     at_old, at_new = [index[d] for d in old.devices], [index[d] for d in new.devices]
-    demands = [Demand(tuple(at_old[r] for r in g.old), tuple(at_new[r] for r in g.new), g.num_bytes) for g in groups]
+    demands = [
+        Demand(tuple(at_old[r] for r in g.old), tuple(at_new[r] for r in g.new), g.num_bytes, not g.weights)
+        for g in groups
+    ]
     identity = repr((shape, old.to_dict(), new.to_dict(), sorted(cluster.links.items()), links))
     return schedule_move(
         Links(cluster, participants, links or {}),
@@ -184,7 +192,7 @@ def schedule_move(
 ) -> MovePlan:
     """Route the demands and put the messages in order; `identity` is hashed into the digest with everything derived."""
     flows, load = route(demands, links, chunk_bytes)
-    streams = streams_of(flows)
+    streams = streams_of(flows, {group for group, demand in enumerate(demands) if demand.late})
     messages = messages_of(streams, chunk_bytes)
     check_flows(demands, flows)  # a plan is validated once, totally, before anything moves
     check_order(streams, messages)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from suika.reshard.buffers import Make, Side, allocate, boxes, parts, same_bits
+from suika.reshard.buffers import Make, Part, Side, allocate, boxes, same_bits
 from suika.reshard.moveplan import MovePlan, contents_of
-from suika.reshard.rounds import Message, Stream
+from suika.reshard.rounds import Stream
 from suika.reshard.transports.base import Lent, Transport
 
 
@@ -82,10 +82,10 @@ class Nearby:
         together = self.neighbours | {self.me}
         return needer in together and not together.isdisjoint(holders)
 
-    def read(self, stream: Stream, message: Message, target: Side) -> tuple[int, int, str]:
+    def read(self, hop: int, owner: int, wanted: Iterable[Part], target: Side) -> tuple[int, int, str]:
         """Copy one message from its owner's memory; (bytes copied, bytes adopted, what went wrong or nothing)."""
-        source, copied, adopted = self.sides[stream.hop, stream.src], 0, 0
-        for _, cell, low, high in parts(stream, message, self.plan.groups):
+        source, copied, adopted = self.sides[hop, owner], 0, 0
+        for _, _, _, cell, low, high in wanted:
             if target.buffer_of(cell) in self.adopted:
                 adopted += high - low
                 continue

@@ -85,9 +85,9 @@ def predict_move(shape: JobShape, old: Plan, new: Plan, cluster: Cluster, pace: 
     network_bytes = resident_bytes = 0
     for group in groups_of(shape, old.layout, new.layout, old.order, new.order):
         holders, needers = tuple(at_old[r] for r in group.old), tuple(at_new[r] for r in group.new)
-        everything.append(Demand(holders, needers, group.num_bytes))
-        if group.weight_bytes:
-            weights.append(Demand(holders, needers, group.weight_bytes))
+        everything.append(Demand(holders, needers, group.num_bytes, not group.weights))
+        if group.weights:
+            weights.append(everything[-1])
         for holder in holders:
             held[holder] += group.num_bytes
         holding = set(holders)

@@ -2,19 +2,21 @@
 
 All flows of a pair of participants form one byte stream, cut into chunks. Chunks are edge-coloured: in a round a
 participant sends at most one chunk and receives at most one. Everybody works through its own messages in round order
-and waits in that order, so the globally first unfinished message always has both its ends posted. What is forwarded
-(hop 1) comes after everything that arrives (hop 0).
+and waits in that order, so the globally first unfinished message always has both its ends posted. Weights (wave 0) come
+before all else (wave 1); in a wave, what is forwarded (hop 1) comes after everything that arrives (hop 0).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from itertools import product
 from typing import NamedTuple
 
 from suika.reshard.routes import ALIGN_BYTES, Flow
 
-WINDOW = 4  # messages in flight per participant: more only needs more memory (docs/numbers/reshard.md)
+WINDOW = 4  # packed messages in flight per participant: more only needs more memory (docs/numbers/reshard.md)
+MOST_IN_FLIGHT = 32  # messages, those included that are sent from where they lie
 
 
 class Segment(NamedTuple):
@@ -27,13 +29,14 @@ class Segment(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Everything that `src` sends to `dst` in one hop."""
+    """Everything that `src` sends to `dst` in one hop of a wave."""
 
     hop: int
     src: int
     dst: int
     segments: tuple[Segment, ...]
     num_bytes: int  # with the gaps that keep segments aligned
+    wave: int = 0
 
 
 class Message(NamedTuple):
@@ -45,19 +48,19 @@ class Message(NamedTuple):
     stop: int
 
 
-def streams_of(flows: Iterable[Flow]) -> list[Stream]:
-    """One stream per (hop, src, dst), in that order."""
-    pairs: dict[tuple[int, int, int], list[Flow]] = defaultdict(list)
+def streams_of(flows: Iterable[Flow], late: Container[int] = ()) -> list[Stream]:
+    """One stream per (wave, hop, src, dst), in that order; groups in `late` go in the second wave."""
+    pairs: dict[tuple[int, int, int, int], list[Flow]] = defaultdict(list)
     for flow in flows:
-        pairs[flow.hop, flow.src, flow.dst].append(flow)
+        pairs[int(flow.group in late), flow.hop, flow.src, flow.dst].append(flow)
     streams = []
-    for (hop, src, dst), parts in sorted(pairs.items()):
+    for (wave, hop, src, dst), parts in sorted(pairs.items()):
         segments, at = [], 0
         for flow in sorted(parts):
             segments.append(Segment(at, flow.group, flow.start, flow.stop))
             at += flow.stop - flow.start
             at += -at % ALIGN_BYTES
-        streams.append(Stream(hop, src, dst, tuple(segments), at))
+        streams.append(Stream(hop, src, dst, tuple(segments), at, wave))
     return streams
 
 
@@ -66,13 +69,13 @@ def messages_of(streams: list[Stream], chunk_bytes: int) -> list[Message]:
     assert chunk_bytes % ALIGN_BYTES == 0, chunk_bytes
     messages: list[Message] = []
     base = 0
-    for hop in (0, 1):
+    for leg in product((0, 1), (0, 1)):
         sending: dict[int, int] = defaultdict(int)  # bit r: busy in round r
         receiving: dict[int, int] = defaultdict(int)
-        here = [i for i, stream in enumerate(streams) if stream.hop == hop]
+        here = [i for i, stream in enumerate(streams) if (stream.wave, stream.hop) == leg]
         last = -1
         for i in sorted(here, key=lambda i: (-streams[i].num_bytes, i)):
-            _, src, dst, _, num_bytes = streams[i]
+            _, src, dst, _, num_bytes, _ = streams[i]
             busy = sending[src] | receiving[dst]
             for start in range(0, num_bytes, chunk_bytes):
                 free = ~busy & (busy + 1)  # lowest round in which both are idle

@@ -29,11 +29,12 @@ class Flow(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """A group in terms of participants: who has it, who must have it, how large it is."""
+    """A group in terms of participants: who has it, who must have it, how large it is, and whether it may come late."""
 
     holders: tuple[int, ...]
     needers: tuple[int, ...]
     num_bytes: int
+    late: bool = False
 
 
 @dataclass
@@ -58,12 +59,14 @@ class LinkLoad:
 def route(demands: Sequence[Demand], links: Links, split_bytes: int) -> tuple[list[Flow], LinkLoad]:
     """Flows that satisfy every demand, and the load they put on each link.
 
-    Demands without a choice go first, large before small; every tie is broken by index, so that all participants derive
-    the same flows.
+    What may not come late is routed first, so that its own load is even; then demands without a choice go first, large
+    before small. Every tie is broken by index, so that all participants derive the same flows.
     """
     load = LinkLoad(len(links.devices))
     router = _Router(links, load, split_bytes)
-    order = sorted(range(len(demands)), key=lambda g: (len(demands[g].holders), -demands[g].num_bytes, g))
+    order = sorted(
+        range(len(demands)), key=lambda g: (demands[g].late, len(demands[g].holders), -demands[g].num_bytes, g)
+    )
     for group in order:
         router.serve(group, demands[group])
     return router.flows, load

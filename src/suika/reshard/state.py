@@ -4,10 +4,11 @@ Buffers of a rank:
     weight/<tensor>                          the tensor's local shard, shaped as `LogicalTensor.local_shape`
     m/<bucket>, v/<bucket>, master/<bucket>  1-D: this rank's ZeRO slice of the bucket's flat vector
 A bucket's flat vector is its tensors' local shards, flattened, in `logical_tensors` order. Its name is `embedding`,
-`layers.<i>`, `layers.<i>.experts` (routed experts: they have fewer replicas) or `head`. With `zero_buckets="stage"` the
-layers of one pipeline chunk share `layers.<first>-<last>`, the first replica owns all of `embedding` and the last all
-of `head`: slices then follow the model's order, and a change of pp can leave them where they are. Under ZeRO 3 weights
-are slices too: weight/<bucket>.
+`layers.<i>`, `layers.<i>.experts` (routed experts: they have fewer replicas) or `head`; frozen tensors are in buckets
+of their own (`layers.<i>.frozen`), which have no masters and no moments. With `zero_buckets="stage"` the layers of one
+pipeline chunk share `layers.<first>-<last>`, the first replica owns all of `embedding` and the last all of `head`:
+slices then follow the model's order, and a change of pp can leave them where they are. Under ZeRO 3 weights are slices
+too: weight/<bucket>.
 Masters exist for bf16 only: with fp32 and fp64 the weight is its own master.
 """
 
@@ -95,6 +96,11 @@ class Bucket:
     sharded: bool  # ZeRO >= 1: moments and masters are cut over the replicas
     owner: int | None = None  # the one replica that has them all; None: an even cut
 
+    @property
+    def trained(self) -> bool:
+        """Whether it has masters and moments; else its tensors are frozen, all of them."""
+        return self.tensors[0].trained
+
     @cached_property
     def numel(self) -> int:
         return sum(map(math.prod, self.shapes))
@@ -136,6 +142,11 @@ def bucket_owner(layout: Layout, name: str, replicas: int) -> int | None:
 
 def bucket_name(model: ModelSpec, layout: Layout, tensor: LogicalTensor, stage: int) -> str:
     """Name of the bucket of `tensor` on pipeline stage `stage` (which must hold it)."""
+    name = _bucket_name(model, layout, tensor, stage)
+    return name if tensor.trained else f"{name}.frozen"
+
+
+def _bucket_name(model: ModelSpec, layout: Layout, tensor: LogicalTensor, stage: int) -> str:
     if tensor.place != "layer":
         # A tied embedding's second copy, on a last stage that is not the first, lives with the head.
         moved = tensor.place == "embedding" and stage != 0
@@ -215,7 +226,7 @@ def rank_regions(
             ]
         else:
             weights += _slice_regions(bucket, boxes, "weight")
-        for kind in optimizer_kinds(precision):
+        for kind in optimizer_kinds(precision) if bucket.trained else ():
             optimizer += _slice_regions(bucket, boxes, kind)
     return tuple(weights + optimizer)
 
@@ -250,6 +261,6 @@ def buffer_specs(
                 weights[f"weight/{tensor.name}"] = (shape, weight_dtype(precision))
         else:
             weights[f"weight/{bucket.name}"] = ((length,), weight_dtype(precision))
-        for kind, dtype in optimizer_kinds(precision).items():
+        for kind, dtype in optimizer_kinds(precision).items() if bucket.trained else ():
             optimizer[f"{kind}/{bucket.name}"] = ((length,), dtype)
     return weights | optimizer

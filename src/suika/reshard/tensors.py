@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
+from itertools import accumulate, product
 from typing import NamedTuple
 
 from suika.core.cluster import Cluster, Device, Node
@@ -76,7 +77,11 @@ class BoxGroup:
 
     @property
     def num_bytes(self) -> int:
-        return sum(cell.num_bytes for cell in self.cells)
+        return self.ends[-1] if self.ends else 0
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(accumulate(cell.num_bytes for cell in self.cells))
 
 
 def plan_reshard(

@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 from suika.core.cluster_file import cluster_from_dict
 from suika.core.plan import Plan
-from suika.reshard.execute import MoveReport, execute
+from suika.reshard.execute import execute
 from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.nearby import Nearby
+from suika.reshard.report import MoveReport
 from suika.reshard.transports import memfd
 from suika.reshard.transports.base import Transport
 from suika.reshard.transports.gloo import Gloo

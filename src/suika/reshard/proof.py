@@ -1,0 +1,58 @@
+"""Hashes of cells, taken when they are at hand anyway, and their form on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from suika.reshard.buffers import Side
+from suika.reshard.hashing import tensor_hashes
+from suika.reshard.moveplan import CellGroup
+from suika.reshard.report import MoveReport
+
+
+class CellHashes:
+    """Hashes of one side's cells, each taken once: as soon as it is asked for, while its bytes are in the cache."""
+
+    def __init__(self, side: Side, groups: Sequence[CellGroup], report: MoveReport) -> None:
+        self._side, self._groups, self._report = side, groups, report
+        self._rows: dict[int, np.ndarray] = {}  # group -> hash of each cell
+        self._taken: set[tuple[int, int]] = set()
+
+    def take(self, cells: Iterable[tuple[int, int]]) -> None:
+        """Hash the (group, number of the cell) that have not been hashed yet."""
+        new = [place for place in cells if place not in self._taken]
+        if not new:
+            return
+        wanted = [self._groups[group].cells[i] for group, i in new]
+        with self._report.hashing(sum(cell.num_bytes for cell in wanted)):
+            values = tensor_hashes([self._side.view(cell) for cell in wanted])
+        for (group, i), value in zip(new, values, strict=True):
+            self._row(group)[i] = value
+        self._taken.update(new)
+
+    def of_group(self, group: int) -> np.ndarray:
+        """The hashes of all its cells, in order."""
+        self.take([(group, i) for i in range(len(self._groups[group].cells))])
+        return self._row(group)
+
+    def _row(self, group: int) -> np.ndarray:
+        if group not in self._rows:
+            self._rows[group] = np.zeros(len(self._groups[group].cells), dtype=np.uint64)
+        return self._rows[group]
+
+
+def pack_hashes(hashes: Mapping[int, np.ndarray]) -> bytes:
+    """Group -> hashes: number of groups, (group, number of cells) of each, then all hashes."""
+    counts = np.array([(group, len(row)) for group, row in hashes.items()], dtype=np.uint64).reshape(-1, 2)
+    return b"".join([np.uint64(len(counts)).tobytes(), counts.tobytes(), *(row.tobytes() for row in hashes.values())])
+
+
+def unpack_hashes(packed: bytes) -> dict[int, np.ndarray]:
+    """What `pack_hashes` packed."""
+    words = np.frombuffer(packed, dtype=np.uint64)
+    num = int(words[0])
+    counts = words[1 : 1 + 2 * num].reshape(num, 2).astype(np.int64)
+    rows = np.split(words[1 + 2 * num :], np.cumsum(counts[:, 1])[:-1]) if num else []
+    return {int(group): row for (group, _), row in zip(counts, rows, strict=True)}
