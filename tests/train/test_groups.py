@@ -36,6 +36,27 @@ def test_groups_follow_the_mesh_whatever_its_order() -> None:
     assert all(run_ranks(8, body))
 
 
+def test_replicas_are_in_one_order_and_shared_out_to_experts() -> None:
+    """dp 2 x cp 2 with the cp axis outermost: replica r is (dp, cp) = divmod(r, 2); neighbours share experts out."""
+    layout = Layout(dp=2, cp=2, ep=2)
+
+    def body(rank: int, store: dist.Store) -> None:
+        mesh = Mesh(layout, ("cp", "dp", "pp", "tp"))
+        groups, place = build_groups(store, "g", mesh, rank, 30), mesh.coordinate(rank)
+        replica = place.dp * 2 + place.cp
+        assert groups.dp is not None
+        assert (groups.dp.rank(), groups.dp.size()) == (replica, 4)
+        assert groups.cp is not None
+        assert (groups.cp.rank(), groups.cp.size()) == (place.cp, 2)
+        assert groups.ep is not None
+        assert (groups.ep.rank(), groups.ep.size()) == (replica % 2, 2)
+        assert groups.expert_dp is not None
+        assert (groups.expert_dp.rank(), groups.expert_dp.size()) == (replica // 2, 2)
+        destroy(groups)
+
+    run_ranks(4, body)
+
+
 def test_middle_stages_have_no_ends_and_axes_of_one_no_group() -> None:
     def body(rank: int, store: dist.Store) -> tuple[bool, ...]:
         groups = build_groups(store, "g", Mesh(Layout(pp=3)), rank, 30)

@@ -49,6 +49,15 @@ class Mesh:
             rank = rank * getattr(self.layout, axis) + place[axis]
         return rank
 
+    def replicas(self, rank: int) -> tuple[int, ...]:
+        """Ranks that hold the same shards as `rank`, itself included, in (dp, cp) order whatever the mesh's order."""
+        here = self.coordinate(rank)
+        return tuple(
+            self.rank(dp=dp, cp=cp, pp=here.pp, tp=here.tp)
+            for dp in range(self.layout.dp)
+            for cp in range(self.layout.cp)
+        )
+
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Ranks that share every coordinate of `rank` except those of `axes`, ascending."""
         here = self.coordinate(rank)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import timedelta
 
 import torch
@@ -31,11 +32,16 @@ def build_groups(
     it keeps the store's keys apart. `host` is an address of this machine that all peers can reach;
     GLOO_SOCKET_IFNAME names an interface instead.
     """
+    replicas = mesh.replicas(rank)
+    apart, first = mesh.layout.ep, replicas.index(rank) // mesh.layout.ep * mesh.layout.ep
     axes: dict[str, tuple[int, ...]] = {
         "world": tuple(range(mesh.num_ranks)),
         "tp": mesh.group(rank, "tp"),
         "pp": mesh.group(rank, "pp"),
-        "dp": mesh.group(rank, "dp"),
+        "cp": mesh.group(rank, "cp"),
+        "dp": replicas,
+        "ep": replicas[first : first + apart],
+        "expert_dp": replicas[replicas.index(rank) % apart :: apart] if apart > 1 else (rank,),
         "ends": _ends(mesh, rank),
     }
     device = _network_device(host)
@@ -60,7 +66,8 @@ def build_group(
 
 def destroy(groups: RankGroups) -> None:
     """Close every connection and forget the groups. Threads and descriptors go with the last reference."""
-    for group in (groups.ends, groups.dp, groups.pp, groups.tp, groups.world):
+    for field in reversed(fields(groups)):
+        group: dist.ProcessGroup | None = getattr(groups, field.name)
         if group is None:
             continue
         if group in c10d._world.pg_map:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 class RankGroups:
     """Process groups of one rank in one generation; group rank = position on the axis. None: the axis has size 1.
 
-    `ends` joins the first and last pipeline stage of the same (dp, tp) place, for a tied embedding.
+    `dp` joins the replicas of a shard: the data- and the context-parallel axis together, in (dp, cp) order.
+    `ends` joins the first and last pipeline stage of the same (dp, cp, tp) place, for a tied embedding.
+    `ep` joins the neighbours among the replicas that share the experts out; `expert_dp` those that hold the same ones
+    (None also where ep is 1: then these are the ranks of `dp`).
     """
 
     world: dist.ProcessGroup | None
@@ -26,6 +29,9 @@ class RankGroups:
     pp: dist.ProcessGroup | None
     dp: dist.ProcessGroup | None
     ends: dist.ProcessGroup | None
+    cp: dist.ProcessGroup | None = None
+    ep: dist.ProcessGroup | None = None
+    expert_dp: dist.ProcessGroup | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from suika.reshard.state import Bucket
 from suika.runtime.profiler import message, span
+from suika.runtime.program import RankGroups
 
 # Up to this size each rank sends its whole tensor to the others (one hop); above, sums are made in chunks (two hops,
 # but the least bytes). With two ranks both send the same bytes and one hop is always better.
@@ -96,6 +98,22 @@ class Axis:
         peers = [(self.rank + step) % self.size for step in range(1, self.size)]
         works = [self.group.recv([incoming[r]], r, _TAG) for r in peers if incoming[r].numel()]
         return works + [self.group.send([outgoing[r]], r, _TAG) for r in peers if outgoing[r].numel()]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Who holds the same shards as this rank: all of the dp axis, or for routed experts a part of it."""
+
+    dense: Axis
+    experts: Axis
+
+    @staticmethod
+    def of_groups(groups: RankGroups, ep: int) -> Replicas:
+        dense = Axis.of("dp", groups.dp)
+        return Replicas(dense, Axis.of("dp", groups.expert_dp) if ep > 1 else dense)
+
+    def of(self, bucket: Bucket) -> Axis:
+        return self.dense if bucket.tensors[0].expert is None else self.experts
 
 
 def fold(parts: Sequence[Tensor]) -> Tensor:

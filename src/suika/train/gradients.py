@@ -14,7 +14,7 @@ from torch import Tensor
 
 from suika.core.tensors import LogicalTensor
 from suika.reshard.state import Bucket, zero_slice
-from suika.train.axis import Axis, fold, wait
+from suika.train.axis import Axis, Replicas, fold, wait
 
 
 class BucketGradients:
@@ -49,16 +49,16 @@ class Gradients:
         buckets: tuple[Bucket, ...],
         dtype: torch.dtype,
         tp: Axis,
-        dp: Axis,
+        replicas: Replicas,
         ends: Axis,
         sequence_parallel: bool,
     ) -> None:
         self.buckets = tuple(BucketGradients(bucket, dtype) for bucket in buckets)
         self.views = {name: view for b in self.buckets for name, view in b.views.items()}
-        self.tp, self.dp, self.ends = tp, dp, ends
+        self.tp, self.replicas, self.ends = tp, replicas, ends
         tensors = [t for bucket in buckets for t in bucket.tensors]
         self._partial = [t for t in tensors if tp.size > 1 and _is_partial(t, tp.size, sequence_parallel)]
-        self._counted = [list(_counted_runs(b, tp, dp, ends)) for b in buckets]
+        self._counted = [list(_counted_runs(b, tp, ends)) for b in buckets]
 
     def zero(self) -> None:
         for bucket in self.buckets:
@@ -70,8 +70,7 @@ class Gradients:
         if self.ends.size > 1 and "embedding.weight" in self.views:
             shared = self.views["embedding.weight"]
             shared.copy_(self.ends.sum(shared))
-        if self.dp.size > 1:
-            self._sum_over_dp()
+        self._sum_over_dp()
 
     def square_sum(self) -> Tensor:
         """This rank's share of the squared norm of the model's gradient, fp64: each logical element counts once."""
@@ -95,18 +94,19 @@ class Gradients:
 
     def _sum_over_dp(self) -> None:
         """Every rank receives the others' versions of its own part and adds them in rank order."""
-        exchanges = [self.dp.exchange(b.parts) for b in self.buckets]
-        for bucket, (received, works) in zip(self.buckets, exchanges, strict=True):
+        split = [(b, self.replicas.of(b.bucket)) for b in self.buckets if b.bucket.replicas > 1]
+        exchanges = [axis.exchange(b.parts) for b, axis in split]
+        for (bucket, axis), (received, works) in zip(split, exchanges, strict=True):
             wait(works)
-            bucket.parts[self.dp.rank].copy_(fold(received))
-        for works in [self.dp.gather_in_place(b.parts) for b in self.buckets if not b.bucket.sharded]:
+            bucket.parts[axis.rank].copy_(fold(received))
+        for works in [axis.gather_in_place(b.parts) for b, axis in split if not b.bucket.sharded]:
             wait(works)
 
 
 def _is_partial(tensor: LogicalTensor, tp: int, sequence_parallel: bool) -> bool:
     """Whether tp ranks hold the same elements of `tensor` but only parts of their gradient."""
-    if tensor.tp_dim is None:
-        return sequence_parallel  # each rank saw its own positions
+    if tensor.tp_dim is None:  # each rank saw its own positions; an expert's last bias is added by the first rank
+        return sequence_parallel or tensor.expert is not None
     return _replicated_units(tensor, tp)  # each rank saw its own query heads
 
 
@@ -139,9 +139,9 @@ def _counts(tensor: LogicalTensor, tp: Axis, ends: Axis) -> bool:
     return True
 
 
-def _counted_runs(bucket: Bucket, tp: Axis, dp: Axis, ends: Axis) -> Iterator[tuple[int, int]]:
+def _counted_runs(bucket: Bucket, tp: Axis, ends: Axis) -> Iterator[tuple[int, int]]:
     """Ranges of a bucket's owned gradient that count for the norm, neighbours merged."""
-    if not bucket.sharded and dp.rank > 0:
+    if not bucket.sharded and bucket.replica > 0:
         return
     start, stop = bucket.slice
     run: tuple[int, int] | None = None

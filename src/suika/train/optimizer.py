@@ -14,7 +14,7 @@ from torch import Tensor
 
 from suika.core.job import OptimizerSpec
 from suika.reshard.state import Bucket
-from suika.train.axis import Axis, wait
+from suika.train.axis import Replicas, wait
 
 
 def learning_rate(spec: OptimizerSpec, step: int, num_steps: int) -> float:
@@ -94,19 +94,20 @@ class AdamW:
         for state, grad in zip(self.states, grads, strict=True):
             state.update(grad, self.spec, step, lr)
 
-    def share(self, flats: list[Tensor], dp: Axis) -> None:
+    def share(self, flats: list[Tensor], replicas: Replicas) -> None:
         """Give every replica the slices that the others updated. `flats` are scratch, at least as long and as wide as
         each bucket's weights."""
         split = [
             (state, flat.view(state.weights[0].dtype)[: state.bucket.numel])
             for state, flat in zip(self.states, flats, strict=True)
-            if state.bucket.sharded and dp.size > 1
+            if state.bucket.sharded and state.bucket.replicas > 1
         ]
         rounds = []
         for state, flat in split:
             state.pack(flat)
-            slices = [state.bucket.slice_of(r) for r in range(dp.size)]
-            rounds.append(dp.gather_in_place([flat[start:stop] for start, stop in slices]))
+            axis = replicas.of(state.bucket)
+            slices = [state.bucket.slice_of(r) for r in range(axis.size)]
+            rounds.append(axis.gather_in_place([flat[start:stop] for start, stop in slices]))
         for (state, flat), works in zip(split, rounds, strict=True):
             wait(works)
             state.unpack(flat)

@@ -16,7 +16,7 @@ from suika.core.plan import Plan
 from suika.reshard.state import buffer_specs, optimizer_kinds, rank_buckets, shard_box, weight_dtype
 from suika.runtime.profiler import span
 from suika.runtime.program import RankGroups, StepResult
-from suika.train.axis import Axis, TensorParallel
+from suika.train.axis import Axis, Replicas, TensorParallel
 from suika.train.dataset import Dataset
 from suika.train.gradients import Gradients
 from suika.train.initial import initial_shard
@@ -43,7 +43,8 @@ class Trainer:
     def __init__(self, spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> None:
         self.spec, self.layout, self.groups = spec, plan.layout.resolve(spec.model), groups
         self.place = Mesh(self.layout, plan.order).coordinate(rank)
-        self.tp, self.pp, self.dp = Axis.of("tp", groups.tp), Axis.of("pp", groups.pp), Axis.of("dp", groups.dp)
+        self.tp, self.pp = Axis.of("tp", groups.tp), Axis.of("pp", groups.pp)
+        self.replicas = Replicas.of_groups(groups, self.layout.ep)
         self.ends = Axis.of("ends", groups.ends if spec.model.tied else None)  # only a tied embedding has two homes
         self.buckets = rank_buckets(spec.model, self.layout, spec.sequence_length, rank, plan.order)
         specs = buffer_specs(spec.model, self.layout, spec.sequence_length, spec.precision, rank, plan.order)
@@ -69,7 +70,7 @@ class Trainer:
         # This rank's part of each global batch, in samples.
         self._share = (first, first + shares[self.place.dp] * layout.micro_batch)
         dtype = getattr(torch, optimizer_kinds(spec.precision)["m"])
-        self.gradients = Gradients(self.buckets, dtype, self.tp, self.dp, self.ends, self.stage.tp.sequence)
+        self.gradients = Gradients(self.buckets, dtype, self.tp, self.replicas, self.ends, self.stage.tp.sequence)
         self.pipeline = build_pipeline(self.stage, shares[self.place.dp], layout.micro_batch, self.pp)
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -157,7 +158,7 @@ class Trainer:
         loss_sum = float(torch.stack(losses).double().sum()) if speaks else 0.0
         mine = [loss_sum, num_tokens if speaks else 0, float(self.gradients.square_sum()), *votes]
         total = torch.tensor(mine, dtype=torch.float64)
-        for axis in (self.tp, self.pp, self.dp):  # three small sums reach every rank
+        for axis in (self.tp, self.pp, self.replicas.dense):  # three small sums reach every rank
             total = axis.sum(total)
         return total.tolist()
 
@@ -167,4 +168,4 @@ class Trainer:
         scale = (min(1.0, limit / grad_norm) if limit and grad_norm > 0 else 1.0) / num_tokens
         owned = [bucket.owned.mul_(scale) for bucket in self.gradients.buckets]
         self.optimizer.update(owned, self.steps_done + 1, lr)
-        self.optimizer.share([bucket.flat for bucket in self.gradients.buckets], self.dp)
+        self.optimizer.share([bucket.flat for bucket in self.gradients.buckets], self.replicas)
