@@ -210,7 +210,8 @@ class Engine:
             return False
         self._touch(live)
         self._refresh(live)
-        return True
+        # Where moves may be interrupted, its end makes nothing possible that was not before: nobody is asked.
+        return not self.world.interruptible
 
     def _released(self, positions: np.ndarray) -> bool:
         for position in positions.tolist():
