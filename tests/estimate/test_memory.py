@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from suika.core.layout import Layout
+from suika.core.model import Lora
 from suika.core.presets import preset
-from suika.core.tensors import num_parameters
+from suika.core.tensors import num_parameters, trained_share
 from suika.estimate.cases import parse_cases, read_rows
 from suika.estimate.evaluate import evaluate
 from suika.estimate.grid import LayoutColumns
@@ -42,6 +44,23 @@ def test_states_follow_from_the_parameters() -> None:
     assert sharded["optimizer"] == pytest.approx(named["optimizer"] / 8, rel=0.01)
     full = parts(Layout(), precision="fp32")
     assert full["optimizer"] == pytest.approx(8 * n, rel=0.01)
+
+
+def test_what_is_frozen_has_no_gradients_and_no_optimizer_state() -> None:
+    """Half of the layers; then everything but adapters. A step takes less time, too."""
+    whole = estimate_step(LLAMA, Layout(), "H100", **JOB)  # type: ignore[arg-type]
+    last = whole.step_s
+    for changes, share in (
+        ({"frozen": ("layers.[0-9].*", "layers.1[0-5].*")}, 0.52),
+        ({"lora": Lora(8)}, 0.0006),
+    ):
+        some = estimate_step(replace(LLAMA, **changes), Layout(), "H100", **JOB)  # type: ignore[arg-type]
+        assert trained_share(replace(LLAMA, **changes)) == pytest.approx(share, rel=0.05)  # type: ignore[arg-type]
+        for part in ("gradients", "optimizer"):
+            before, after = dict(whole.memory_parts_bytes)[part], dict(some.memory_parts_bytes)[part]
+            assert after == pytest.approx(share * before, rel=0.05)
+        assert some.step_s < last
+        last = some.step_s
 
 
 def test_each_group_costs_a_communicator() -> None:

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from suika.core.errors import SpecError, require
 
 Family = Literal["gpt", "llama"]
+Part = Literal["q", "k", "v", "o", "gate", "up", "down"]
 LARGEST = 10_000_000  # of any whole number in a model: products of a few of them stay below 2^63
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (arXiv 2106.09685): to the matrices of `targets`, outside of experts, `alpha / rank` x B A is
+    added, where A has `rank` rows and B as many columns."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+
+    rank: int
+    targets: tuple[Part, ...] = ("q", "v")
+    alpha: float = 0.0  # 0: twice the rank
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
+        require(whole and 1 <= self.rank <= LARGEST, "model.lora.rank", self.rank, "must be a whole number >= 1")
+        object.__setattr__(self, "targets", tuple(self.targets))
+        known = get_args(Part)
+        for part in self.targets:
+            require(part in known, "model.lora.targets", part, "is no matrix of a layer", f"known: {', '.join(known)}")
+        require(bool(self.targets), "model.lora.targets", [], "is empty", "name at least one matrix, e.g. q")
+        require(0 <= self.alpha < 1e9, "model.lora.alpha", self.alpha, "must be >= 0")
+        if not self.alpha:
+            object.__setattr__(self, "alpha", 2.0 * self.rank)
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True)
@@ -20,6 +49,8 @@ class ModelSpec:
     `experts` > 0 replaces each layer's MLP by a mixture with `experts_per_token` routed and `shared_experts` always
     active experts of `expert_ffn` columns each, from layer `first_dense_layers` on.
     `dropout`: share of the elements dropped after the embedding and at the end of each residual branch.
+    `frozen`: patterns (`layers.[0-3].*`, `embedding.weight`) of the names of tensors that are not trained: they have no
+    masters and no moments. `lora` adds adapters, which are always trained; without `frozen` nothing else is.
     """
 
     name: str
@@ -42,12 +73,14 @@ class ModelSpec:
     expert_ffn: int = 0
     first_dense_layers: int = 0
     dropout: float = 0.0
+    frozen: tuple[str, ...] = ()
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         if self.family not in ("gpt", "llama"):
             raise SpecError("model.family", self.family, "unknown family", "use gpt or llama")
         for field, value in vars(self).items():
-            if field in ("name", "family", "tied", "qkv_bias", "rope_theta", "norm_eps", "dropout"):
+            if field in ("name", "family", "tied", "qkv_bias", "rope_theta", "norm_eps", "dropout", "frozen", "lora"):
                 continue
             least = int(field in ("layers", "hidden", "ffn", "heads", "vocab"))
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -56,6 +89,9 @@ class ModelSpec:
         require(self.rope_theta > 0, "model.rope_theta", self.rope_theta, "must be > 0")
         require(self.norm_eps > 0, "model.norm_eps", self.norm_eps, "must be > 0")
         require(0 <= self.dropout < 1, "model.dropout", self.dropout, "must be >= 0 and < 1")
+        object.__setattr__(self, "frozen", tuple(self.frozen))
+        if self.lora is not None and not self.frozen:
+            object.__setattr__(self, "frozen", ("*",))
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_dim:
@@ -85,6 +121,10 @@ class ModelSpec:
             )
             if not self.expert_ffn:
                 object.__setattr__(self, "expert_ffn", self.ffn)
+        if self.frozen:
+            from suika.core.tensors import check_trained
+
+            check_trained(self)
 
     @property
     def gated(self) -> bool:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal
 
+from suika.core.errors import require
 from suika.core.model import ModelSpec
 
 Place = Literal["embedding", "layer", "head"]
@@ -32,6 +34,8 @@ class LogicalTensor:
     shared_units: bool = False  # key/value heads: fewer units than tp ranks means units are replicated
     decay: bool = True  # weight decay group
     expert: int | None = None  # global expert number
+    trained: bool = True  # a frozen tensor has weights only
+    in_region: bool = False  # whole on every tp rank, but multiplied with what is only the rank's part
 
     @property
     def numel(self) -> int:
@@ -107,6 +111,7 @@ def _layer(model: ModelSpec, layer: int) -> Iterator[LogicalTensor]:
 @cache
 def logical_tensors(model: ModelSpec, sequence_length: int = 0) -> tuple[LogicalTensor, ...]:
     """All parameters of `model`, embedding first, then layer by layer in bucket order, final norm and head last.
+    Adapters follow their matrices.
 
     `sequence_length` sizes the learned position table of a `gpt` that does not say `max_positions`.
     """
@@ -121,7 +126,36 @@ def logical_tensors(model: ModelSpec, sequence_length: int = 0) -> tuple[Logical
     tensors.extend(_norm("final_norm", model, "head", None))
     if not model.tied:
         tensors.append(LogicalTensor("head.weight", (model.vocab, model.hidden), "head", tp_dim=0))
-    return tuple(tensors)
+    frozen = [replace(t, trained=not any(fnmatchcase(t.name, p) for p in model.frozen)) for t in tensors]
+    return tuple(part for tensor in frozen for part in (tensor, *_adapters(model, tensor)))
+
+
+def _adapters(model: ModelSpec, matrix: LogicalTensor) -> Iterator[LogicalTensor]:
+    """A (rank x in) and B (out x rank) beside `matrix`, where it has adapters: one is cut as the matrix is, the other
+    is whole on every tp rank."""
+    name, _, leaf = matrix.name.rpartition(".")
+    adapted = model.lora is not None and leaf == "weight" and name.rpartition(".")[2] in model.lora.targets
+    if not adapted or matrix.layer is None or matrix.expert is not None:
+        return
+    assert model.lora is not None
+    rank, (rows, columns) = model.lora.rank, matrix.shape
+    cut = replace(matrix, trained=True)
+    whole = replace(cut, tp_dim=None, tp_unit=1, shared_units=False, in_region=True)
+    yield replace(cut if matrix.tp_dim == 1 else whole, name=f"{name}.lora_a", shape=(rank, columns))
+    yield replace(cut if matrix.tp_dim == 0 else whole, name=f"{name}.lora_b", shape=(rows, rank))
+
+
+def check_trained(model: ModelSpec) -> None:
+    """Raise `SpecError` unless each pattern of `model.frozen` freezes something, and something is left to train."""
+    tensors = logical_tensors(model, 1)
+    base = [t.name for t in tensors if not t.name.endswith((".lora_a", ".lora_b"))]
+    for pattern in model.frozen:
+        known = any(fnmatchcase(name, pattern) for name in base)
+        require(
+            known, "model.frozen", pattern, "matches no tensor", "patterns are of names like layers.0.mlp.up.weight"
+        )
+    trained = any(t.trained for t in tensors)
+    require(trained, "model.frozen", list(model.frozen), "leaves nothing to train", "freeze less, or give lora")
 
 
 def on_stage(model: ModelSpec, tensor: LogicalTensor, first_layer: int, last_layer: int) -> bool:
@@ -133,6 +167,12 @@ def on_stage(model: ModelSpec, tensor: LogicalTensor, first_layer: int, last_lay
     if tensor.place == "head":
         return last
     return first or (last and model.tied and tensor.name == "embedding.weight")
+
+
+def trained_share(model: ModelSpec, sequence_length: int = 2048) -> float:
+    """Trained parameters / all parameters."""
+    tensors = logical_tensors(model, sequence_length)
+    return sum(t.numel for t in tensors if t.trained) / sum(t.numel for t in tensors)
 
 
 def num_parameters(model: ModelSpec, sequence_length: int = 2048) -> int:

@@ -61,9 +61,9 @@ def gemm_s(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> Array:
 
 
 def _linear(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> tuple[Array, Array]:
-    """Forward and backward of a linear layer; a LoRA-frozen one has no weight gradient."""
+    """Forward and backward of a linear layer; a frozen one has no weight gradient."""
     forward = gemm_s(g, m, n, k, rate)
-    backward = gemm_s(g, m, k, n, rate) + (1 - g.lora) * gemm_s(g, n, k, m, rate)
+    backward = gemm_s(g, m, k, n, rate) + (1 - g.frozen) * gemm_s(g, n, k, m, rate)
     return forward, backward
 
 
@@ -103,7 +103,7 @@ def _vector(g: Grid, tokens: Array, ffn: Array) -> tuple[Array, Array]:
     rate = g.vector * g.memory_bytes_per_s / (g.element_bytes / 2)
     forward = ((outer + inner) * g.vector_scale + cast) / rate
     starts = VECTOR_KERNELS * KERNEL_S * g.vector_scale
-    return forward + starts, np.where(g.lora > 0, 1.3, 1.8) * forward + 1.5 * starts
+    return forward + starts, (1.8 - 0.5 * g.frozen) * forward + 1.5 * starts
 
 
 def compute(g: Grid, log: dict[str, Array]) -> Compute:
@@ -167,5 +167,5 @@ def _head(g: Grid, tokens: Array, rate: Array) -> tuple[Array, Array]:
     """Logits: never in low precision; vocabulary split over tp."""
     columns = g.vocab / g.tp
     forward = gemm_s(g, tokens, columns, g.hidden, rate)
-    backward = gemm_s(g, tokens, g.hidden, columns, rate) + (1 - g.lora) * gemm_s(g, columns, g.hidden, tokens, rate)
+    backward = gemm_s(g, tokens, g.hidden, columns, rate) + (1 - g.frozen) * gemm_s(g, columns, g.hidden, tokens, rate)
     return forward, backward

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from suika.core.layout import Layout, even_split
 from suika.core.model import ModelSpec
+from suika.core.tensors import trained_share
 from suika.estimate.catalog import DeviceType, Wiring
 from suika.estimate.factors import log_factors
 from suika.estimate.recipe import Recipe
@@ -25,6 +26,7 @@ from suika.estimate.recipe import Recipe
 Array = NDArray[Any]
 RECOMPUTE = ("none", "selective", "full")  # column `recompute` holds the index
 HALF = ("bf16", "fp16")
+LORA_SHARE = 0.01  # of the parameters, where a recipe says LoRA without saying more
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ class Grid:
     gather_bytes: Array
     fp8_scale: Array
     fused_loss: Array
-    lora: Array
+    frozen: Array  # share of the matrices without a gradient
+    trained: Array  # share of the parameters with gradients and optimizer state
     loose_activations: Array
     dp_inside_pp: Array
     optimizer_bytes: Array
@@ -243,6 +246,7 @@ def make_grid(
     element_bytes = {"fp64": 8, "fp32": 4, "tf32": 4}.get(precision, 2)
     graphs = 0.0 if recipe.cuda_graphs else 1.0
     local = max(wiring.devices_per_node, wiring.domain_size)
+    trained = trained_share(model, sequence_length) if model.frozen else 1.0
     scalars: dict[str, Any] = {
         "layers": model.layers,
         "hidden": model.hidden,
@@ -299,7 +303,8 @@ def make_grid(
         "gather_bytes": element_bytes if element_bytes >= 4 else recipe.gather_bytes,
         "fp8_scale": recipe.fp8_scale,
         "fused_loss": recipe.fused_loss,
-        "lora": recipe.lora,
+        "frozen": 1.0 if recipe.lora else 1.0 - trained,
+        "trained": LORA_SHARE if recipe.lora else trained,
         "loose_activations": recipe.loose_activations,
         "dp_inside_pp": recipe.dp_inside_pp,
         "optimizer_bytes": recipe.optimizer_bytes,

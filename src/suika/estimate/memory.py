@@ -77,7 +77,6 @@ def _stage(g: Grid, layers: Array, embedding: Array, head: Array, flying: Array)
         on = g.zero >= stage
         return bytes_each * (plain / np.where(on, group, 1) + routed / np.where(on, expert_group, 1))
 
-    trained = np.where(g.lora > 0, 0.01, 1.0)
     full_precision = e >= 4
     layer_p = sum(layer_parameters(g))
     tokens = g.micro_batch * g.sequence / g.cp
@@ -89,8 +88,8 @@ def _stage(g: Grid, layers: Array, embedding: Array, head: Array, flying: Array)
     gathered = np.maximum(2 * layer_p * e - logits, 0.0)
     return {
         "weights": sharded(e, 3),
-        "gradients": sharded(np.where(full_precision, e, g.grad_bytes) * trained, 2),
-        "optimizer": sharded(np.where(full_precision, 2 * e, 12.0) * trained, 1),
+        "gradients": sharded(np.where(full_precision, e, g.grad_bytes) * g.trained, 2),
+        "optimizer": sharded(np.where(full_precision, 2 * e, 12.0) * g.trained, 1),
         "activations": kept * layers * flying + live,
         "logits": logits,
         "temporary": np.where(g.zero >= 3, gathered, 3 * e * g.hidden * g.ffn / g.tp),

@@ -195,21 +195,22 @@ def _fsdp_layer_s(g: Grid, scale: Mapping[str, Array]) -> tuple[Array, Array]:
     gather = comm.half_reduce_s(g, group, extent, g.gather_bytes * (plain + routed)) * _dp_scale(g, scale)
     reduce = comm.half_reduce_s(g, group, extent, g.grad_bytes * (plain + routed)) * _dp_scale(g, scale)
     on = g.zero >= 3
-    return np.where(on, gather, 0.0), np.where(on, reduce * (1 - g.lora), 0.0)
+    return np.where(on, gather, 0.0), np.where(on, reduce * (1 - g.frozen), 0.0)
 
 
 def _sync(g: Grid, scale: Mapping[str, Array], last_backward: Array) -> Array:
     """Gradient reduction and parameter gathering once per step, minus what the last backward hides."""
     plain, routed = stage_parameters(g)
     group, extent = g.dp * g.cp, comm.dp_extent(g)
-    own = np.where(g.lora > 0, 0.01, 1.0)
 
     def one(parameters: Array, members: Array) -> Array:
         reduce = comm.all_reduce_s(g, members, extent, g.grad_bytes * parameters)
         split = 0.5 * reduce + comm.half_reduce_s(g, members, extent, g.gather_bytes * parameters)
         return np.where(g.zero >= 1, split, reduce)
 
-    whole = one(plain * own, group) + np.where(g.experts > 0, one(routed * own, np.maximum(group / g.ep, 1)), 0.0)
+    whole = one(plain * g.trained, group) + np.where(
+        g.experts > 0, one(routed * g.trained, np.maximum(group / g.ep, 1)), 0.0
+    )
     whole = whole * _dp_scale(g, scale)
     exposed = np.where(g.dp_overlap > 0, np.maximum(whole - 0.85 * last_backward, 0.05 * whole), whole)
     return np.where(g.zero >= 3, 0.0, exposed)
@@ -219,5 +220,5 @@ def _optimizer(g: Grid, scale: Mapping[str, Array]) -> Array:
     plain, routed = stage_parameters(g)
     shard = np.where(g.zero >= 1, g.dp * g.cp, 1.0)
     owned = plain / shard + routed / np.maximum(shard / g.ep, 1)
-    owned = owned * np.where(g.lora > 0, 0.01, 1.0)
+    owned = owned * g.trained
     return (g.optimizer_bytes * owned / (0.8 * g.memory_bytes_per_s) + g.update_s) * scale["optimizer"]

@@ -2,7 +2,8 @@
 
 Shapes: B = batch, L = sequence, D = hidden, H = local query heads, K = local key/value heads, d = head_dim,
 F = local ffn columns. Column-parallel weights (q, k, v, gate, up) hold rows of the logical tensor, row-parallel ones
-(o, down) columns; biases after a row-parallel product are whole and are added once, outside of the region.
+(o, down) columns; biases after a row-parallel product are whole and are added once, outside of the region. Of
+adapters A (rank, in) and B (out, rank) one is cut as its matrix is, the other is whole; both work inside the region.
 """
 
 from __future__ import annotations
@@ -30,6 +31,25 @@ class Weights(nn.Module):
         super().__init__()
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
+
+
+class Linear(Weights):
+    """A matrix of a layer and, where the model has some, its adapters. Does not add the bias by itself."""
+
+    lora_a: Tensor | None
+    lora_b: Tensor | None
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.register_parameter("lora_a", None)
+        self.register_parameter("lora_b", None)
+        self.scale = model.lora.scale if model.lora else 0.0
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = F.linear(x, self.weight, bias)
+        if self.lora_a is None or self.lora_b is None:
+            return y
+        return y + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: object) -> Tensor:
@@ -75,15 +95,15 @@ class Attention(nn.Module):
     def __init__(self, model: ModelSpec, tp: TensorParallel, recompute: Recompute) -> None:
         super().__init__()
         self.tp, self.head_dim, self.recompute_core = tp, model.head_dim, recompute == "selective"
-        self.q, self.k, self.v, self.o = Weights(), Weights(), Weights(), Weights()
+        self.q, self.k, self.v, self.o = Linear(model), Linear(model), Linear(model), Linear(model)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         x = self.tp.enter(x)
         heads = (*x.shape[:2], -1, self.head_dim)
-        q, k, v = (F.linear(x, p.weight, p.bias).view(heads).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (p(x, p.bias).view(heads).transpose(1, 2) for p in (self.q, self.k, self.v))
         tables = () if rotary is None else rotary
         attended = recomputed(_attend, q, k, v, *tables) if self.recompute_core else _attend(q, k, v, *tables)
-        y = self.tp.leave(F.linear(attended, self.o.weight))
+        y = self.tp.leave(self.o(attended))
         return y if self.o.bias is None else y + self.o.bias
 
 
@@ -103,17 +123,17 @@ class Mlp(nn.Module):
         super().__init__()
         self.tp, self.gated = tp, model.gated
         if self.gated:
-            self.gate = Weights()
-        self.up, self.down = Weights(), Weights()
+            self.gate = Linear(model)
+        self.up, self.down = Linear(model), Linear(model)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.tp.enter(x)
-        up = F.linear(x, self.up.weight, self.up.bias)
+        up = self.up(x, self.up.bias)
         if self.gated:
-            hidden = F.silu(F.linear(x, self.gate.weight)) * up
+            hidden = F.silu(self.gate(x)) * up
         else:
             hidden = F.gelu(up, approximate="tanh")
-        y = self.tp.leave(F.linear(hidden, self.down.weight))
+        y = self.tp.leave(self.down(hidden))
         return y if self.down.bias is None else y + self.down.bias
 
 

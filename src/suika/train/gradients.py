@@ -105,8 +105,9 @@ class Gradients:
 
 def _is_partial(tensor: LogicalTensor, tp: int, sequence_parallel: bool) -> bool:
     """Whether tp ranks hold the same elements of `tensor` but only parts of their gradient."""
-    if tensor.tp_dim is None:  # each rank saw its own positions; an expert's last bias is added by the first rank
-        return sequence_parallel or tensor.expert is not None
+    if tensor.tp_dim is None:
+        # Each rank saw its own positions, or its part of a product; an expert's last bias is added by the first rank.
+        return sequence_parallel or tensor.in_region or tensor.expert is not None
     return _replicated_units(tensor, tp)  # each rank saw its own query heads
 
 

@@ -44,12 +44,17 @@ def normal(key: int, start: int, count: int) -> NDArray[np.float64]:
 def initial_shard(
     model: ModelSpec, seed: int, tensor: LogicalTensor, starts: tuple[int, ...], stops: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Elements [starts, stops) of `tensor` at step 0: ones for norm weights, zeros for biases, else normal."""
+    """Elements [starts, stops) of `tensor` at step 0: ones for norm weights, zeros for biases, else normal. An adapter
+    changes nothing at first: its B is zero, its A spread like torch's linear layers."""
     shape = tuple(b - a for a, b in zip(starts, stops, strict=True))
     if len(tensor.shape) == 1:
         return np.ones(shape) if tensor.name.endswith("norm.weight") else np.zeros(shape)
+    if tensor.name.endswith("lora_b"):
+        return np.zeros(shape)
     ends_branch = tensor.name.endswith((".o.weight", ".down.weight"))
     std = STD / math.sqrt(2 * model.layers) if ends_branch else STD
+    if tensor.name.endswith("lora_a"):
+        std = 1 / math.sqrt(3 * tensor.shape[1])
     key, columns = stream_key("weight", seed, tensor.name), tensor.shape[1]
     shard = np.empty(shape)
     step = max(1, _BLOCK // columns)

@@ -47,6 +47,7 @@ class Trainer:
         self.replicas = Replicas.of_groups(groups, self.layout.ep)
         self.ends = Axis.of("ends", groups.ends if spec.model.tied else None)  # only a tied embedding has two homes
         self.buckets = rank_buckets(spec.model, self.layout, spec.sequence_length, rank, plan.order)
+        self.trained = tuple(bucket for bucket in self.buckets if bucket.trained)
         specs = buffer_specs(spec.model, self.layout, spec.sequence_length, spec.precision, rank, plan.order)
         self._specs = {name: (shape, getattr(torch, dtype)) for name, (shape, dtype) in specs.items()}
         self.dataset = Dataset(data_path, spec.sequence_length, spec.model.vocab, spec.seed)
@@ -70,7 +71,7 @@ class Trainer:
         # This rank's part of each global batch, in samples.
         self._share = (first, first + shares[self.place.dp] * layout.micro_batch)
         dtype = getattr(torch, optimizer_kinds(spec.precision)["m"])
-        self.gradients = Gradients(self.buckets, dtype, self.tp, self.replicas, self.ends, self.stage.tp.sequence)
+        self.gradients = Gradients(self.trained, dtype, self.tp, self.replicas, self.ends, self.stage.tp.sequence)
         self.pipeline = build_pipeline(self.stage, shares[self.place.dp], layout.micro_batch, self.pp)
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -98,7 +99,7 @@ class Trainer:
         self._buffers = {name: buffers[name] for name in self._specs}
         weights = {t.name: buffers[f"weight/{t.name}"] for bucket in self.buckets for t in bucket.tensors}
         self.stage.bind(weights, self.gradients.views)
-        self.optimizer = AdamW(self.spec.optimizer, self.buckets, self._buffers)
+        self.optimizer = AdamW(self.spec.optimizer, self.trained, self._buffers)
 
     def buffers(self) -> Mapping[str, Tensor]:
         return self._buffers

@@ -50,7 +50,8 @@ class Stage:
         return self.chunks[-1].is_last
 
     def bind(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
-        """Make `weights` the live parameters, without a copy; backward adds into `grads`, which may be wider."""
+        """Make `weights` the live parameters, without a copy; backward adds into `grads`, which may be wider. What
+        has none is frozen."""
         for chunk in self.chunks:
             chunk.bind({name: weight for name, weight in weights.items() if chunk.has(name)}, grads)
 
@@ -118,11 +119,12 @@ class Chunk(nn.Module):
         """As `Stage.bind`, for the chunk's own tensors."""
         for name, weight in weights.items():
             holder, _, leaf = name.rpartition(".")
-            parameter = nn.Parameter(weight)
-            if weight.dtype == grads[name].dtype:
-                parameter.grad = grads[name]
-            else:
-                parameter.register_post_accumulate_grad_hook(_adder(grads[name]))
+            grad = grads.get(name)
+            parameter = nn.Parameter(weight, requires_grad=grad is not None)
+            if grad is not None and weight.dtype == grad.dtype:
+                parameter.grad = grad
+            elif grad is not None:
+                parameter.register_post_accumulate_grad_hook(_adder(grad))
             setattr(self.get_submodule(holder), leaf, parameter)
 
     def boundary(self, micro_batch: int) -> Tensor:
@@ -150,7 +152,8 @@ class Chunk(nn.Module):
         if self.is_last:
             x = self.tp.enter(self.final_norm(x))
             x = F.linear(x, (self.embedding if self.tied else self.head).weight)
-        return x
+        # Nothing up to here is trained: the schedule will bring a gradient nonetheless, and it ends here.
+        return x if x.requires_grad else x.requires_grad_()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sum of the token losses of a micro-batch; last chunk only."""
