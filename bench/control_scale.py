@@ -37,6 +37,13 @@ WHY = Reason(ReasonCode.CANCELLED, "the benchmark fills its store")
 
 def fill(url: str, text: Path, num_active: int, num_ended: int, nodes: tuple[Node, ...]) -> None:
     store = DatabaseStore(url)
+    with store.together():
+        _fill(store, text, num_active, num_ended)
+        store.remember(*nodes)
+    store.close()
+
+
+def _fill(store: DatabaseStore, text: Path, num_active: int, num_ended: int) -> None:
     for index in range(num_ended + num_active):
         body = {"name": f"job-{index}", "model": MODEL, "data": str(text), "global_batch": 64, "steps": 1000 + index}
         body |= {"sequence_length": 2048, "devices": {"min": 1 + index % 4, "max": 8}, "precision": "bf16"}
@@ -44,9 +51,6 @@ def fill(url: str, text: Path, num_active: int, num_ended: int, nodes: tuple[Nod
         store.add(job, News(job.submitted_s, "submitted", {"body": ""}))
         if index < num_ended:
             store.put(job.to(JobState.CANCELLED, WHY, ended_s=2000.0 + index), News(2000.0 + index, "job-cancelled"))
-    for node in nodes:
-        store.remember(node)
-    store.close()
 
 
 def connect(daemon: Daemon, node: Node) -> None:
