@@ -164,6 +164,17 @@ class StoreConformance:
         assert told == [(1, 5.0, "submitted", "j1"), (2, 6.0, "moved", "j1"), (3, 8.0, "tick", None)]
         assert store.events()[0].data == {"by": "ann"}
 
+    def test_the_newest_calibration_of_a_job_and_device_type_is_kept(self, store: Store) -> None:
+        running(store)
+        running(store, "j2", "b")
+        store.calibrated("j1", "cpu", {"version": 1})
+        store.calibrated("j2", "cpu", {"version": 1, "pace": None})
+        store.calibrated("j1", "H100", {"version": 3})
+        store.calibrated("j1", "cpu", {"version": 2, "mean": [0.1, -0.2]})
+        found = store.calibrations()
+        assert list(found) == [("j2", "cpu"), ("j1", "H100"), ("j1", "cpu")]
+        assert found["j1", "cpu"] == {"version": 2, "mean": [0.1, -0.2]}
+
     def test_draining_nodes(self, store: Store) -> None:
         store.set_draining(frozenset({"n0", "n1"}))
         store.set_draining(frozenset({"n1"}))
@@ -191,6 +202,7 @@ class DurableConformance(StoreConformance):
         first.progress("j1", 1, 12)
         first.saved("j1", 1, 10, "/snapshots/10")
         first.append(1.5, "tick", "j1", number=1)
+        first.calibrated("j1", "cpu", {"version": 7})
         first.set_draining(frozenset({"n1"}))
         job = first.job("j1")
         first.close()
@@ -201,6 +213,7 @@ class DurableConformance(StoreConformance):
         assert second.snapshot("j1") == ("/snapshots/10", 10)
         assert [event.to_dict() for event in second.events()] == [event.to_dict() for event in first.events()]
         assert second.draining() == {"n1"}
+        assert second.calibrations() == {("j1", "cpu"): {"version": 7}}
         assert second.append(2.0, "tick").seq == 2
         second.close()
 
@@ -255,6 +268,7 @@ class DurableConformance(StoreConformance):
             lambda: old.append(3.0, "tick"),
             lambda: old.saved("j1", 1, 20, "/snapshots/20"),
             lambda: old.set_draining(frozenset({"n0"})),
+            lambda: old.calibrated("j1", "cpu", {"version": 1}),
         )
         for write in writes:
             with pytest.raises(FencedError):
@@ -319,17 +333,19 @@ class DurableConformance(StoreConformance):
         store = DatabaseStore(url)
         running(store)
         store.saved("j1", 1, 10, "/snapshots/10")
+        store.calibrated("j1", "cpu", {"version": 7})
         for number in range(600):
             store.append(float(number), "tick", None, number=number)
         file = tmp_path / "backup.gz"
         rows = backup(url, file)  # beside the running controller
-        assert restore(empty_url, file) == rows == 600 + 3
+        assert restore(empty_url, file) == rows == 600 + 4
         with pytest.raises(SpecError, match="not empty"):
             restore(empty_url, file)
         copy = DatabaseStore(empty_url)
         assert copy.jobs() == store.jobs()
         assert copy.events() == store.events()
         assert copy.snapshot("j1") == ("/snapshots/10", 10)
+        assert copy.calibrations() == {("j1", "cpu"): {"version": 7}}
         assert copy.term == store.term + 1
         copy.close()
         store.close()

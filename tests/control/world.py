@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from suika.core.job import Job, JobSpec
 from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.redeployment import Phase, Redeployment
+from suika.core.sample import StepSample
 from suika.core.snapshot import JobView, Move, Option, ScalingCurve, Snapshot
+from suika.estimate.knowledge import Known
 from suika.runtime.events import Ended, JobEvent, Moving, Outcome, Released, Snapshotted, Started, StepDone
 
 MODEL = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257}
@@ -25,15 +27,24 @@ MODEL = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "v
 class FixedPricing:
     """dp alone, perfect scaling, every move half a second."""
 
-    def curve(self, spec: JobSpec, slowdown: float = 1.0) -> ScalingCurve:
+    def curve(self, spec: JobSpec, known: tuple[Known, ...] = ()) -> ScalingCurve:
         low, high = spec.devices.min, spec.devices.max
         if isinstance(spec.layout, Layout):
             return ScalingCurve((Option((spec.layout.num_ranks,), spec.layout.resolve(spec.model), 1.0, "cpu"),))
         sizes = range(low, min(high, 4) + 1)
         return ScalingCurve(tuple(Option((n,), Layout(dp=n).resolve(spec.model), 1.0 / n, "cpu") for n in sizes))
 
-    def step_s(self, spec: JobSpec, plan: Plan) -> float:
+    def step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...] = ()) -> float:
         return 1.0 / plan.layout.num_ranks
+
+    def others(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...] = ()) -> list[dict[str, Any]]:
+        return []
+
+    def device_type(self, plan: Plan) -> str:
+        return "cpu"
+
+    def learnt(self, spec: JobSpec, plan: Plan, known: Known, samples: Iterable[StepSample]) -> Known:
+        return known
 
     def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         return devices

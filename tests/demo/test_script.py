@@ -12,6 +12,8 @@ from suika.core.cluster import parse_cluster_shorthand
 from suika.core.job import JobSpec, JobState, parse_job
 from suika.core.snapshot import JobView, Snapshot
 from suika.demo.script import CLUSTER, events, gpt, llama, small
+from suika.estimate.calibrate import Calibration
+from suika.estimate.knowledge import Known
 from suika.schedule.cycle import run_cycle
 from suika.schedule.policies import load
 
@@ -20,8 +22,12 @@ PRICING = EstimatedPricing(CLUSTER_)
 LLAMA, GPT = parse_job(llama(Path("/text"))), parse_job(gpt(Path("/text")))
 
 
+def at_pace(slowdown: float) -> tuple[Known, ...]:
+    return (Known.nothing(Calibration.prior("cpu")).paced(slowdown),)
+
+
 def running(spec: JobSpec, slowdown: float, num: int, left: int, first: int = 0) -> JobView:
-    curve = PRICING.curve(spec, slowdown)
+    curve = PRICING.curve(spec, at_pace(slowdown))
     option = next(option for option in curve.options if option.num_devices == num)
     devices = CLUSTER_.devices[first : first + num]
     done, low, high = spec.steps - left, spec.devices.min, spec.devices.max
@@ -40,7 +46,7 @@ def test_the_schedulers_own_moves(slowdown: float) -> None:
     """`slowdown`: measured over estimated step time; about 4 on two idle cores, 20 on a crowded machine."""
     grown = decided(running(LLAMA, slowdown, 4, left=110, first=4))
     assert grown == [("llama", "redeploy", 8)]
-    curve = PRICING.curve(GPT, slowdown)
+    curve = PRICING.curve(GPT, at_pace(slowdown))
     arrived = JobView("gpt", JobState.QUEUED, 5.0, GPT.steps, 0, curve, GPT.devices.min, GPT.devices.max)
     made_room = decided(running(LLAMA, slowdown, 8, left=95), arrived)
     assert made_room == [("llama", "redeploy", 4), ("gpt", "start", 4)]

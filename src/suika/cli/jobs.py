@@ -143,6 +143,8 @@ def describe(job: JobArgument, output: OutputOption = "table", json: JsonOption 
         emit_document(row, shown)
         return
     emit(row, [row], JOB_COLUMNS, "wide")
+    if row["estimate"]:
+        _show_estimate(row["estimate"], shown)
     print("\nOptions")
     emit(row, row["options"], OPTION_COLUMNS, shown)
     if row["redeployments"]:
@@ -150,6 +152,37 @@ def describe(job: JobArgument, output: OutputOption = "table", json: JsonOption 
         emit(row, row["redeployments"], MOVE_COLUMNS, shown)
     for failed in row["failed_moves"]:
         print(f"\nA move failed: {failed['error']}")
+
+
+OTHER_COLUMNS = [
+    Column("LAYOUT", lambda row: layout_text(row["layout"])),
+    Column("STEP", lambda row: seconds(row["predicted_step_s"])),
+    Column("P10", lambda row: seconds(row["p10_s"])),
+    Column("P90", lambda row: seconds(row["p90_s"])),
+]
+
+FACTOR_COLUMNS = [
+    Column("OP", lambda row: row["op_class"]),
+    Column("FACTOR", lambda row: f"{row['factor']:.2f}"),
+    Column("P10", lambda row: f"{row['p10']:.2f}"),
+    Column("P90", lambda row: f"{row['p90']:.2f}"),
+]
+
+
+def _show_estimate(estimate: dict[str, Any], shown: str) -> None:
+    """Predicted beside measured, the other layouts of the present devices, and the factors behind both."""
+    measured, error = estimate["measured_step_s"], estimate["error_percent"]
+    told = f"{seconds(measured)} measured ({error:+.0f} %)" if measured else "not measured yet"
+    predicted, cold = seconds(estimate["predicted_step_s"]), seconds(estimate["cold_step_s"])
+    print(f"\nStep on {estimate['device_type']}: {predicted} predicted, {told}; {cold} cold")
+    if estimate["others"]:
+        print("\nOther layouts of these devices")
+        emit(estimate, estimate["others"], OTHER_COLUMNS, shown)
+    known = estimate["calibration"]
+    if known and known["layouts"]:
+        layouts = "; ".join(layout_text(seen["layout"]) for seen in known["layouts"])
+        print(f"\nCalibration {known['version']}: {known['num_samples']} samples of {layouts}")
+        emit(estimate, known["factors"], FACTOR_COLUMNS, shown)
 
 
 def explain(job: JobArgument, output: OutputOption = "table", json: JsonOption = False) -> None:

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from suika.control.controller import Controller
+from suika.control.explained import explained
 from suika.control.observe import drop
 from suika.control.state import Watch
 from suika.control.store import Head, News
 from suika.control.submit import admit, check_options, resized
-from suika.control.views import usual_slowdown
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import ConflictError, NotFoundError, require
@@ -152,12 +152,13 @@ class Api:
         """All there is to know of a job: its file, its options, where it runs, its moves."""
         found = self._find(job)
         events = self.state.store.events(job_id=found.id)
-        curve = self.controller.pricing.curve(found.spec, self._slowdown(found))
+        curve = self.controller.pricing.curve(found.spec, self.state.learned.of(found.id))
         return self.row(found) | {
             "spec": found.spec.model_dump(mode="json"),
             "options": [_option(option) for option in curve.options],
             "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
             "step_parts_s": _step_parts_s(self.state.watch(found.id)),
+            "estimate": self._estimate(found),
             "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
         }
 
@@ -254,11 +255,14 @@ class Api:
     def _predicted_step_s(self, job: Job, plan: Plan | None) -> float | None:
         if plan is None:
             return None
-        return self.controller.pricing.step_s(job.spec, plan) * self._slowdown(job)
+        return self.controller.pricing.step_s(job.spec, plan, self.state.learned.of(job.id))
 
-    def _slowdown(self, job: Job) -> float:
-        """Measured over estimated step time, as the scheduler takes it."""
-        return self.state.watch(job.id).slowdown or usual_slowdown(self.state)
+    def _estimate(self, job: Job) -> dict[str, Any] | None:
+        """The estimator's word on a job that has a plan: predicted and measured, other layouts, what it learned."""
+        plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
+        if plan is None:
+            return None
+        return explained(job, plan, self.state.watch(job.id).step_s, self.state.learned, self.controller.pricing)
 
 
 def latest(heads: Iterable[Head]) -> Head:
@@ -279,7 +283,7 @@ def _unmet_wish(job: Job) -> str | None:
 
 def _step_parts_s(watch: Watch) -> dict[str, float]:
     """Where a step's time goes, as the latest sampled step of each rank shows it: the mean over ranks."""
-    samples = list(watch.samples.values())
+    samples = watch.samples.newest
     parts = sorted({part for sample in samples for part in sample.op_s})
     found = {part: sum(sample.op_s.get(part, 0.0) for sample in samples) / len(samples) for part in parts}
     return found | ({"idle": sum(sample.idle_s for sample in samples) / len(samples)} if samples else {})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Table, func, inspect, select
 
 from suika.control import tables
 from suika.control.database import open_engine
@@ -41,7 +41,7 @@ def backup(url: str, path: Path) -> int:
 def _write(connection: Connection, header: dict[str, Any], file: TextIO) -> int:
     num_rows = 0
     _line(file, header)
-    for table in tables.metadata.sorted_tables:
+    for table in _present(connection):
         for row in connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(select(table)).mappings():
             _line(file, {"table": table.name, "row": dict(row)})
             num_rows += 1
@@ -64,7 +64,7 @@ def restore(url: str, path: Path) -> int:
     with engine.begin() as connection:
         taken = sum(connection.execute(select(func.count()).select_from(t)).scalar_one() for t in _history())
         require(taken == 0, "database", url, "is not empty", "restore into a new one")
-        for table in tables.metadata.sorted_tables:
+        for table in _present(connection):
             connection.execute(table.delete())
             own = [row["row"] for row in rows if row["table"] == table.name]
             for start in range(0, len(own), _ROWS_AT_ONCE):
@@ -72,6 +72,12 @@ def restore(url: str, path: Path) -> int:
     migrate(engine)
     engine.dispose()
     return len(rows)
+
+
+def _present(connection: Connection) -> list[Table]:
+    """This version's tables that the database has: one of an older version lacks the newest."""
+    names = set(inspect(connection).get_table_names())
+    return [table for table in tables.metadata.sorted_tables if table.name in names]
 
 
 def _history() -> tuple[Any, ...]:

@@ -297,6 +297,24 @@ class DatabaseStore:
     def snapshot(self, job_id: str) -> tuple[str, int] | None:
         return self._snapshots.get(job_id)
 
+    # -- calibrations -------------------------------------------------------------------------------------------------
+
+    def calibrated(self, job_id: str, device_type: str, record: Mapping[str, Any]) -> None:
+        columns = tables.calibrations.c
+        with self._writing() as writing:
+            connection = writing.connection
+            row = (columns.job_id == job_id) & (columns.device_type == device_type)
+            connection.execute(delete(tables.calibrations).where(row))
+            last = connection.execute(select(func.max(columns.seq))).scalar() or 0
+            text = json.dumps(record, allow_nan=False)
+            values = {"job_id": job_id, "device_type": device_type, "seq": last + 1, "record": text}
+            connection.execute(insert(tables.calibrations).values(**values))
+
+    def calibrations(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+        with self._reading() as connection:
+            rows = connection.execute(select(tables.calibrations).order_by(tables.calibrations.c.seq)).all()
+        return {(row.job_id, row.device_type): json.loads(row.record) for row in rows}
+
     # -- events -------------------------------------------------------------------------------------------------------
 
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event:

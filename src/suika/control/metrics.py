@@ -134,8 +134,9 @@ class _Gauges(Collector):
             "suika_estimator_relative_error_ratio", "Estimated / measured step time - 1", labels=["job"]
         )
         for job_id, watch in list(state.watches.items()):
-            if watch.slowdown is not None and watch.held:
-                errors.add_metric([job_id], 1.0 / watch.slowdown - 1.0)
+            paces = [known.pace for known in state.learned.own(job_id).values() if known.pace is not None]
+            if paces and watch.held:
+                errors.add_metric([job_id], 1.0 / paces[-1] - 1.0)
         backend = GaugeMetricFamily("suika_backend_up", "1: brings up processes", labels=["backend"])
         for name, is_up in self._backends().items():
             backend.add_metric([name], is_up)

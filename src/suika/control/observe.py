@@ -66,7 +66,7 @@ class Observer:
 
     @see.register
     def _(self, report: Sampled) -> None:
-        self.state.watch(report.job_id).samples[report.sample.rank] = report.sample
+        self.state.watch(report.job_id).samples.add(report.sample)
 
     @see.register
     def _(self, report: Moving) -> None:

@@ -48,7 +48,7 @@ class Service:
             cluster,
             MemoryStore(),
             load(policy),
-            EstimatedPricing(cluster),
+            EstimatedPricing(cluster, cores=len(os.sched_getaffinity(0))),
             LocalLauncher(self.backend, folder),
             time.time,
             listener=listener,

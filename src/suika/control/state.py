@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from suika.control.learned import Learned, Window
 from suika.control.store import Event, News, Store
 from suika.core.cluster import Cluster, Device
 from suika.core.decision import Decision, Reason
 from suika.core.job import Job, JobState
 from suika.core.plan import Plan
-from suika.core.sample import StepSample
 from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 
@@ -31,7 +31,7 @@ class Watch:
     loss: float | None = None  # of the latest step; None: not a number
     # (steps done, when) as reported in the present generation; a fast job may report only some of its steps
     steps_seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=21))
-    samples: dict[int, StepSample] = field(default_factory=dict)  # the newest of each rank of the present generation
+    samples: Window = field(default_factory=Window)  # of the present generation
     held: tuple[Device, ...] = ()
     held_since_s: float = 0.0
     attained_device_s: float = 0.0
@@ -41,7 +41,6 @@ class Watch:
     failed_moves: int = 0
     snapshot: str | None = None  # the newest complete one
     launch_s: float = 2.0  # of its latest start
-    slowdown: float | None = None  # measured / estimated step time, where it was measured last
 
     @property
     def step_s(self) -> float | None:
@@ -74,6 +73,10 @@ class State:
     down: dict[Device, float] = field(default_factory=dict)  # lost or dirty: until when
     quotas: Mapping[str, int] = field(default_factory=dict)  # devices per tenant; absent: no limit
     changed: bool = True  # something happened that the policy should look at
+    learned: Learned = field(init=False)  # what running jobs have taught the estimator
+
+    def __post_init__(self) -> None:
+        self.learned = Learned(self.store)
 
     def watch(self, job_id: str) -> Watch:
         found = self.watches.get(job_id)

@@ -106,6 +106,14 @@ class Store(Protocol):
         """(path, steps done in it) of the job's newest recorded snapshot."""
         ...
 
+    def calibrated(self, job_id: str, device_type: str, record: Mapping[str, Any]) -> None:
+        """Replace what is known of a job's speed on a device type: JSON data, as `estimate.knowledge` writes it."""
+        ...
+
+    def calibrations(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+        """By (job id, device type), in the order of their last change."""
+        ...
+
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event: ...
 
     def events(self, after: int = 0, job_id: str | None = None, limit: int | None = None) -> tuple[Event, ...]:
@@ -129,6 +137,7 @@ class MemoryStore:
         self._active: list[tuple[float, str]] = []  # of those that have not ended
         self._names: dict[str, list[str]] = {}
         self._snapshots: dict[str, tuple[str, int]] = {}
+        self._calibrations: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._events: list[Event] = []
         self._draining: frozenset[str] = frozenset()
 
@@ -234,6 +243,15 @@ class MemoryStore:
     def snapshot(self, job_id: str) -> tuple[str, int] | None:
         with self._lock:
             return self._snapshots.get(job_id)
+
+    def calibrated(self, job_id: str, device_type: str, record: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._calibrations.pop((job_id, device_type), None)
+            self._calibrations[job_id, device_type] = dict(record)
+
+    def calibrations(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+        with self._lock:
+            return dict(self._calibrations)
 
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event:
         with self._lock:

@@ -49,6 +49,16 @@ snapshots = Table(
     Column("path", Text, nullable=False),
 )
 
+# What each job has taught the estimator about a device type; `seq` orders them by their last change.
+calibrations = Table(
+    "calibrations",
+    metadata,
+    Column("job_id", String(64), ForeignKey("jobs.id"), primary_key=True),
+    Column("device_type", String(63), primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("record", Text, nullable=False),
+)
+
 # Append-only. `seq` grows by one without gaps.
 events = Table(
     "events",

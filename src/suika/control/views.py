@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from suika.control.state import State, Waiting
 from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobSpec, JobState
 from suika.core.layout import Layout
 from suika.core.plan import Plan
+from suika.core.sample import StepSample
 from suika.core.snapshot import JobView, MoveCost, ScalingCurve, Snapshot
+from suika.estimate.knowledge import Known
 
 SOON_S = 0.05  # a move in flight that is late is still in flight: the least time a view says it will take
 IN_FLIGHT = frozenset({JobState.STARTING, JobState.REDEPLOYING, JobState.PREEMPTING})
@@ -20,12 +21,22 @@ IN_FLIGHT = frozenset({JobState.STARTING, JobState.REDEPLOYING, JobState.PREEMPT
 class Pricing(Protocol):
     """What options and moves cost. Pure, cached."""
 
-    def curve(self, spec: JobSpec, slowdown: float = 1.0) -> ScalingCurve:
-        """The job's options; `slowdown` is measured / estimated step time where the job runs."""
+    def curve(self, spec: JobSpec, known: tuple[Known, ...] = ()) -> ScalingCurve:
+        """The job's options, after what is known by device type; the same objects give the same curve."""
         ...
 
-    def step_s(self, spec: JobSpec, plan: Plan) -> float:
-        """Estimated step time, nothing corrected."""
+    def step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...] = ()) -> float:
+        """Predicted step time, calibrated, not paced."""
+        ...
+
+    def others(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...] = ()) -> list[dict[str, Any]]:
+        """Predictions for other layouts on as many devices."""
+        ...
+
+    def device_type(self, plan: Plan) -> str: ...
+
+    def learnt(self, spec: JobSpec, plan: Plan, known: Known, samples: Iterable[StepSample]) -> Known:
+        """`known` after the samples of a job that runs under `plan`; the same object if they are no news."""
         ...
 
     def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -43,11 +54,10 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
     active = state.active()
     going = {waiting.decision.job_id: waiting for waiting in state.waiting}
     _measure(state, pricing, active)
-    usual = usual_slowdown(state)
     return Snapshot(
         now_s=now,
         cluster=state.cluster,
-        jobs=tuple(_view(state, pricing, job, going.get(job.id), now, usual) for job in active),
+        jobs=tuple(_view(state, pricing, job, going.get(job.id), now) for job in active),
         move_cost=pricing.move_cost({job.id: job.spec for job in active}),
         down=frozenset(state.down),
         draining=state.store.draining(),
@@ -57,19 +67,14 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
 
 
 def _measure(state: State, pricing: Pricing, active: Iterable[Job]) -> None:
-    """Hold each running job's measured step against its estimate; the job's whole curve is corrected by the ratio."""
+    """Have the estimator learn from what running jobs show."""
     for job in active:
         watch = state.watch(job.id)
-        if job.state is JobState.RUNNING and job.plan is not None and watch.step_s is not None:
-            watch.slowdown = watch.step_s / pricing.step_s(job.spec, job.plan)
+        if job.state is JobState.RUNNING and job.plan is not None and not job.spec.rigid:
+            state.learned.settle(job, job.plan, watch.samples, watch.step_s, pricing)
 
 
-def usual_slowdown(state: State) -> float:
-    """For a job that was never measured: what the others show of this cluster."""
-    return statistics.median([w.slowdown for w in state.watches.values() if w.slowdown is not None] or [1.0])
-
-
-def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float, usual: float) -> JobView:
+def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:
     watch, spec = state.watch(job.id), job.spec
     plan = _present_plan(job, going)
     until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0)
@@ -81,7 +86,7 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
         submitted_s=job.submitted_s,
         remaining_steps=spec.steps - job.steps_done,
         done_steps=job.steps_done,
-        curve=pricing.curve(spec, watch.slowdown or usual),
+        curve=pricing.curve(spec, state.learned.of(job.id)),
         min_devices=spec.devices.min,
         max_devices=spec.devices.max,
         tenant=spec.tenant,

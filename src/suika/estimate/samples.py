@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from suika.estimate.step import Price, price
 
 OUTLIER = 4.0  # robust standard deviations from the median that a steady step stays within
 CLASS_SD = 0.05  # of log(measured class time / its prediction), for the form of the model
+SAMPLE_SD = 0.15  # of log(class time) from one sample to the next
 
 
 @dataclass(frozen=True)
@@ -89,17 +90,27 @@ def calibrate(calibration: Calibration, s: Setting, layout: Layout, samples: Ite
     kept = [sample for sample in steady(samples) if sample.op_s]
     if not kept:
         return calibration
-    measured = measured_parts(kept)
+    return calibrate_parts(calibration, s, layout, measured_parts(kept), len(kept))
+
+
+def calibrate_parts(
+    calibration: Calibration, s: Setting, layout: Layout, measured: Mapping[str, float], num_samples: int
+) -> Calibration:
+    """`calibration` after one layout's `measured_parts`, the mean of `num_samples` samples."""
     columns = LayoutColumns.of([layout], s.model)
+    sd = math.hypot(CLASS_SD, SAMPLE_SD / math.sqrt(max(num_samples, 1)))
+    weight = num_samples
     for part, classes in _CLASSES.items():
         log = calibration.log_factors
         predicted = float(predicted_parts(s, columns, log)[part][0])
-        if measured[part] <= 0 or predicted <= 0:
+        seconds = measured.get(part, 0.0)
+        if seconds <= 0 or predicted <= 0:
             continue
         slope = np.zeros(len(TERMS))
         for c in classes:
             moved = float(predicted_parts(s, columns, log | {c: log[c] + STEP})[part][0])
             slope[OP_CLASSES.index(c)] = (moved - predicted) / predicted / STEP
         slope[-1] = 1.0
-        calibration = calibration.observe(slope, math.log(measured[part] / predicted), CLASS_SD, len(kept))
+        calibration = calibration.observe(slope, math.log(seconds / predicted), sd, weight)
+        weight = 0  # the parts of one sample are one sample
     return calibration

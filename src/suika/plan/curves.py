@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -17,6 +17,7 @@ from suika.core.snapshot import Option, ScalingCurve
 from suika.estimate.calibrate import Calibration
 from suika.estimate.catalog import device_type as lookup
 from suika.estimate.grid import LayoutColumns
+from suika.estimate.knowledge import Known
 from suika.estimate.predict import Setting, estimate_many, setting
 from suika.estimate.recipe import BUILT_IN as BUILT_IN_RECIPE
 from suika.estimate.recipe import DEFAULT, Recipe
@@ -174,7 +175,8 @@ def curve_of_job(
     recipe: Recipe = BUILT_IN_RECIPE,
     cores: int = 0,
 ) -> ScalingCurve:
-    """The curve of a submitted job: its device range, device type and fixed layout honoured."""
+    """The curve of a submitted job: its device range, device type and fixed layout honoured. `known_curve` adds what
+    running jobs have taught."""
     return scaling_curve(
         spec.model,
         cluster,
@@ -192,6 +194,44 @@ def curve_of_job(
     )
 
 
-def slowed(curve: ScalingCurve, factor: float) -> ScalingCurve:
-    """`curve` with every step time multiplied: what a job shows where it runs, carried over to all its options."""
-    return _versioned(tuple(replace(option, step_s=option.step_s * factor) for option in curve.options))
+def known_curve(
+    spec: JobSpec,
+    cluster: Cluster,
+    known: Sequence[Known] = (),
+    space: Space = BUILT_IN,
+    recipe: Recipe = BUILT_IN_RECIPE,
+) -> ScalingCurve:
+    """`curve_of_job` after what was learned, by device type: the factors choose among layouts, the pace scales all."""
+    calibrations = {k.device_type: k.calibration for k in known}
+    curve = curve_of_job(spec, cluster, calibrations, space, recipe)
+    return slowed(curve, {k.device_type: k.pace for k in known if k.pace is not None})
+
+
+def slowed(curve: ScalingCurve, pace: Mapping[str, float]) -> ScalingCurve:
+    """`curve` with the step times of each device type multiplied by its `pace`, where it has one."""
+    options = (replace(o, step_s=o.step_s * pace[o.device_type]) if o.device_type in pace else o for o in curve.options)
+    return _versioned(tuple(options)) if pace else curve
+
+
+def setting_of_job(
+    spec: JobSpec,
+    cluster: Cluster,
+    device_type: str,
+    devices_per_node: int,
+    calibration: Calibration | None = None,
+    recipe: Recipe = BUILT_IN_RECIPE,
+    cores: int = 0,
+) -> Setting:
+    """What prices layouts of a job on `devices_per_node` devices of each node of one type."""
+    return setting(
+        spec.model,
+        device_type,
+        global_batch=spec.global_batch,
+        sequence_length=spec.sequence_length,
+        precision=spec.precision,
+        cluster=cluster,
+        devices_per_node=devices_per_node,
+        recipe=recipe,
+        calibration=calibration,
+        cores=cores,
+    )
