@@ -49,7 +49,7 @@ class TinyProgram:
         self._mine: tuple[Piece, ...] = pieces(self.shape, plan)[rank]
         self._buffers: dict[str, Tensor] = {}
         self._fail_at = partial(fail_at, plan=plan, rank=rank, folder=data_path)
-        self._step = 0
+        self._step, self._begun = 0, False
         self._step_s = float(os.environ.get("TINY_STEP_S", "0.02"))
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -80,8 +80,20 @@ class TinyProgram:
         self._step = records["steps_done"]
         assert records["position"] == self._step * self.spec.global_batch
 
+    def begin(self) -> None:
+        """All ranks compute and talk, as in a forward and backward pass: over weights alone."""
+        if not self._begun:
+            time.sleep(self._step_s)
+            self._fail_at("begin")
+            weights = sum(float(t.double().sum()) for name, t in self._buffers.items() if name.startswith("weight/"))
+            assert math.isfinite(weights), "computed with weights that have not arrived"
+            if self.world is not None:
+                self.world.allreduce([torch.tensor([weights])]).wait()
+            self._begun = True
+
     def step(self, votes: Sequence[float]) -> StepResult:
-        time.sleep(self._step_s)
+        self.begin()
+        self._begun = False
         self._fail_at("step")
         loss = sum(float(piece.view(self._buffers).double().sum()) for piece in self._mine)
         totals = torch.tensor([loss, *votes], dtype=torch.float64)

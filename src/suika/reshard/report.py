@@ -21,7 +21,7 @@ class MoveReport:
     hashed_bytes: int = 0
     allocated_bytes: int = 0
     staging_bytes: int = 0
-    phase_s: dict[str, float] = field(default_factory=dict)
+    phase_s: dict[str, float] = field(default_factory=lambda: {"hash": 0.0})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

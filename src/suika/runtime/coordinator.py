@@ -24,6 +24,7 @@ from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.core.redeployment import Redeployment
 from suika.core.sample import StepSample
+from suika.reshard.predict import pace_of
 from suika.runtime import timing
 from suika.runtime.events import (
     AllStepsDoneError,
@@ -101,14 +102,23 @@ class JobRun:
         return self.command(lambda: self._start(plan, generation, snapshot))
 
     def redeploy(
-        self, plan: Plan, generation: int, reason: Reason, commit: Commit = lambda: True
+        self,
+        plan: Plan,
+        generation: int,
+        reason: Reason,
+        commit: Commit = lambda: True,
+        weights_first: bool | None = None,
     ) -> Future[Redeployment]:
         """Move the running job to `plan`. `commit` is the owner's compare-and-set, called once, when all is verified.
+
+        `weights_first`: compute the next gradients while masters and moments stream; None: where the platform gains by
+        it (`reshard.predict.pace_of`).
 
         Resolves with the record: phase RELEASE if it was committed, ABORTED (with `error`) if the old generation
         goes on. The pause is known some steps later: see `Measured`.
         """
-        return self.command(lambda: self._redeploy(plan, generation, reason, commit))
+        first = pace_of(self.cluster).weights_first if weights_first is None else weights_first
+        return self.command(lambda: self._redeploy(plan, generation, reason, commit, first))
 
     def snapshot(self) -> Future[str]:
         """Save the state after the same step on all ranks. Resolves with the snapshot's path."""
@@ -222,12 +232,14 @@ class JobRun:
                 raise TimeoutError(f"no first step within {self.limits.first_step_s:.0f} s")
             self.gang.pump()
 
-    def _redeploy(self, plan: Plan, generation: int, reason: Reason, commit: Commit) -> Redeployment:
+    def _redeploy(
+        self, plan: Plan, generation: int, reason: Reason, commit: Commit, weights_first: bool
+    ) -> Redeployment:
         self._need_running()
         assert generation > self.generation, f"generation {generation} after {self.generation}"
         self._measure(final=True)
         old_times = self.times
-        record = Move(self, plan, generation, reason).run(commit)
+        record = Move(self, plan, generation, reason, weights_first).run(commit)
         self._tidy_store()
         if record.error is None:
             self._unmeasured = (record, old_times)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from suika.core.cluster_file import cluster_from_dict
 from suika.core.plan import Plan
-from suika.reshard.execute import execute
+from suika.reshard.execute import REST, WEIGHTS, Mover
 from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.nearby import Nearby
@@ -55,7 +55,8 @@ class Handover:
         self._plan: MovePlan | None = None
         self._group: dist.ProcessGroup | None = None
         self._transport: Mixed | None = None
-        self._near: Nearby | None = None  # what neighbours lend, and the new generation's buffers
+        self._mover: Mover | None = None  # the new generation's buffers, and every message, laid out
+        self._streaming: threading.Thread | None = None  # brings masters and moments while the new program computes
         self._lock = threading.Lock()
         self._entered = self._aborted = False
         self._decided = threading.Event()
@@ -98,7 +99,8 @@ class Handover:
             self.new = Generation.build(job, self.number, new, store)
         # Memory is touched now, so that page faults stay out of the pause; kept buffers are the live ones.
         old_buffers = self._live.program.buffers() if self._live else {}
-        self._near = Nearby.prepare(plan, me, old_buffers, transport, memfd.empty)
+        near = Nearby.prepare(plan, me, old_buffers, transport, memfd.empty)
+        self._mover = Mover(plan, job.device, old_buffers, transport, near=near)
         watch.close()
         self._plan = plan
         return plan
@@ -142,24 +144,48 @@ class Handover:
         except Exception as error:
             self._say("unable", generation=self.number, error=f"move: {type(error).__name__}: {error}")
         else:
-            verify_s = report.phase_s["hash"] + report.phase_s["verify"]
+            verify_s = report.phase_s["verify"]  # most hashes were taken while the wire worked
             self._say("verified", generation=self.number, received_bytes=report.received_bytes, verify_s=verify_s)
         self._decided.wait()
         if self._aborted:
             raise AbortedError(f"generation {self.number} was called off")
-        self._live = self._near = None  # what is not kept may go
+        self._live = self._mover = None  # what is not kept may go
 
     def _move(self, step: int | None) -> MoveReport:
-        plan, live, new, transport = self._plan, self._live, self.new, self._transport
+        """Weights, then the rest; with `weights_first` the new program computes its next step's gradients meanwhile."""
+        plan, new, mover = self._plan, self.new, self._mover
         assert plan is not None, "entered before it was prepared"
-        assert transport is not None
-        header = self._agree(plan, transport, step)
-        old_buffers = live.program.buffers() if live is not None else {}
-        buffers, report = execute(plan, self._job.device, old_buffers, transport, near=self._near)
+        assert mover is not None
+        header = self._agree(plan, mover.transport, step)
+        mover.agree()
+        mover.carry(WEIGHTS)
         if new is not None:
-            new.program.bind(buffers)
+            new.program.bind(mover.new.buffers)
             new.program.load_records(header["records"])
-        return report
+        if self._order["weights_first"]:
+            self._compute_while_streaming(mover, new)
+        else:
+            mover.carry(REST)
+        mover.settle()
+        return mover.report
+
+    def _compute_while_streaming(self, mover: Mover, new: Generation | None) -> None:
+        """Nothing that moved is changed by it: after an abort the gradients are dropped with the new program."""
+        problems: list[Exception] = []
+
+        def stream() -> None:
+            try:
+                mover.carry(REST)
+            except Exception as error:
+                problems.append(error)
+
+        self._streaming = threading.Thread(target=stream, name="stream", daemon=True)
+        self._streaming.start()
+        if new is not None:
+            new.program.begin()
+        self._streaming.join()
+        if problems:
+            raise problems[0]
 
     def _agree(self, plan: MovePlan, transport: Transport, step: int | None) -> dict[str, Any]:
         """The old ranks' step and records, on every participant; raises unless all carry out the same move of it."""
@@ -176,6 +202,8 @@ class Handover:
     def close(self) -> None:
         """The move's own connections are no longer needed."""
         self._preparer.join()
+        if self._streaming is not None:  # after an abort its connections are broken
+            self._streaming.join()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -186,7 +214,7 @@ class Handover:
     def discard(self) -> None:
         """After an abort: forget the new generation."""
         self.close()
-        self._live = self._near = None
+        self._live = self._mover = None
         if self.new is not None:
             self.new.destroy()
             self.new = None

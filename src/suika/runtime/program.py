@@ -49,7 +49,7 @@ class StepResult:
 class Program(Protocol):
     """One rank of one generation. Built beside a running generation in a side thread: it touches no global state.
 
-    Life: build (skeleton without storage) -> `bind` (all buffers) -> `load_records` -> `step`*.
+    Life: build (skeleton without storage) -> `bind` (all buffers) -> `load_records` -> (`begin`? `step`)*.
     """
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -73,6 +73,11 @@ class Program(Protocol):
         ...
 
     def load_records(self, records: Mapping[str, Any]) -> None: ...
+
+    def begin(self) -> None:
+        """Forward and backward of the next step, which `step` then goes on from. Reads the weights and nothing else of
+        the state (the rest may still be arriving) and changes nothing of it: dropping the program undoes it."""
+        ...
 
     def step(self, votes: Sequence[float]) -> StepResult:
         """One optimizer step on the global batch that follows. `votes` are summed over all ranks in the same

@@ -36,8 +36,9 @@ class RefusedError(RuntimeError):
 class Move:
     """Recipe for one redeployment of `run` to `plan`. Old ranks hold the state, joiners are forked, leavers go."""
 
-    def __init__(self, run: JobRun, plan: Plan, generation: int, reason: Reason) -> None:
+    def __init__(self, run: JobRun, plan: Plan, generation: int, reason: Reason, weights_first: bool) -> None:
         assert run.plan is not None
+        self._weights_first = weights_first
         self._run, self._gang, self._limits = run, run.gang, run.limits
         self._old = dict(run.ranks)
         self._joiners = {d: run.spawn(d, generation) for d in plan.devices if d not in self._old}
@@ -74,6 +75,7 @@ class Move:
             new=self._record.new.to_dict(),
             cluster=self._part_of_cluster().to_dict(),
             store=store,
+            weights_first=self._weights_first,
         )
         self._record = replace(self._record, bound_bytes=self._bound_bytes())
         prepared = self._gather("prepared", self._everyone, self._limits.build_s)

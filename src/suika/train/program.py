@@ -53,6 +53,7 @@ class Trainer:
         self.dataset = Dataset(data_path, spec.sequence_length, spec.model.vocab, spec.seed)
         self.steps_done = self.position = 0  # optimizer steps; global samples read
         self._buffers: dict[str, Tensor] = {}
+        self._begun: tuple[list[Tensor], int] | None = None  # what forward and backward of the next step gave
         self._build_stage()
 
     def _build_stage(self) -> None:
@@ -115,11 +116,16 @@ class Trainer:
         """Global samples [start, stop) that this rank reads in the next step."""
         return self.position + self._share[0], self.position + self._share[1]
 
+    def begin(self) -> None:
+        if self._begun is None:
+            self._begun = self._forward_backward()
+
     def step(self, votes: Sequence[float] = ()) -> StepResult:
         """One optimizer step. Raises `FloatingPointError`, on every rank and before anything changed, when the
         gradient is not finite: weights and moments are still those of the step before."""
         with span("compute"):
-            losses, seen = self._forward_backward()
+            self.begin()
+        (losses, seen), self._begun = self._begun or ([], 0), None
         with span("reduce"):
             self.gradients.reduce()
         with span("norm"):
