@@ -19,6 +19,7 @@ from .conftest import CLUSTER, USER, Watched, plan, spec
 
 LLAMA = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "kv_heads": 2, "vocab": 257}
 GPT = {"family": "gpt", "layers": 3, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257, "tied": True, "dropout": 0.1}
+GPT |= {"lora": {"rank": 3, "targets": ["q", "o", "up"]}, "frozen": ["layers.*", "positions.*"]}
 STEPS = 60
 CHAIN = [
     ("tp=1,pp=2,dp=2", "a0 a1 b0 b1"),
@@ -127,7 +128,7 @@ def test_it_goes_on_from_its_snapshot(trainers: LocalBackend, data: str, tmp_pat
     import os
     import signal
 
-    job = _job(LLAMA).model_copy(update={"snapshot_every_steps": 3})
+    job = _job(LLAMA | {"lora": {"rank": 2}}).model_copy(update={"snapshot_every_steps": 3})
     job_run = Trained(job, trainers, tmp_path / "killed", program=PROGRAM, data_path=data)
     job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1).result(60)
     job_run.wait_steps(5)
