@@ -1,4 +1,5 @@
-"""A seeded injector walks the protocol: any process, killed or stopped at any named point of a move.
+"""A seeded injector walks the protocol: at any named point of a move any process is killed or stopped, cut off from the
+network, or refused memory.
 
 Either the old generation goes on at the same step or the new one does, or the job falls back to its snapshot and says
 what it lost. It never hangs, never mixes the two, and its state stays exact to the bit.
@@ -32,23 +33,27 @@ NEVER_LOST = 5.0, 20.0  # s within which a killed, a stopped process is noticed
 
 
 class Fault(NamedTuple):
-    """`point`: a phase as the coordinator enters it, or a call of the program inside the rank."""
+    """`point`: a phase as the coordinator enters it, or a call of the program inside the rank. `build` and `buffers`
+    come in prepare; `bind` and `load_records` when weights have arrived and all else is still to come; `begin` is the
+    pass that runs while it comes."""
 
     point: str
     device: str  # or "store"
-    number: int
+    do: str  # a signal, "cut" or "refuse"
 
     @property
     def name(self) -> str:
-        return f"{self.point}-{self.device.replace('/', '')}-{signal.Signals(self.number).name}"
+        return f"{self.point}-{self.device.replace('/', '')}-{self.do}"
 
 
 def _all_faults() -> list[Fault]:
     outside = itertools.product(PHASES, ("a/0", "a/1", "b/0", "b/2", "store"))
-    inside = itertools.product(("build", "bind", "load_records", "step"), ("a/0", "b/2"))
+    arriving = list(itertools.product(("bind", "load_records", "begin"), ("a/0", "b/2")))
+    inside = itertools.product(("build", "step"), ("a/0", "b/2"))
     old_side = itertools.product(("buffers",), ("a/0", "a/1"))
-    places = [*outside, *inside, *old_side]
-    return [Fault(point, device, number) for point, device in places for number in (signal.SIGKILL, signal.SIGSTOP)]
+    places = [*outside, *arriving, *inside, *old_side]
+    signals = [Fault(point, device, do) for point, device in places for do in ("SIGKILL", "SIGSTOP")]
+    return signals + [Fault(point, device, do) for point, device in arriving for do in ("cut", "refuse")]
 
 
 def _chosen(seed: int, num: int) -> list[Fault]:
@@ -58,7 +63,7 @@ def _chosen(seed: int, num: int) -> list[Fault]:
 def _arm(job_run: Watched, folder: Path, fault: Fault) -> None:
     if fault.point not in PHASES:
         ranks = 4 if fault.point == "buffers" else 3
-        (folder / FAULT).write_text(json.dumps({"at": [fault.point, fault.device, ranks], "signal": fault.number}))
+        (folder / FAULT).write_text(json.dumps({"at": [fault.point, fault.device, ranks], "do": fault.do}))
         return
 
     def strike(event: JobEvent) -> None:
@@ -68,7 +73,7 @@ def _arm(job_run: Watched, folder: Path, fault: Fault) -> None:
             member = next(m for m in members if (str(m.device) if m.device else None) == wanted)
             while member.pid is None:
                 job_run.gang.pump()
-            os.kill(member.pid, fault.number)
+            os.kill(member.pid, signal.Signals[fault.do])
 
     job_run.hook = strike
 
@@ -76,7 +81,14 @@ def _arm(job_run: Watched, folder: Path, fault: Fault) -> None:
 def _check(fault: Fault, record: Redeployment | None, ended: Ended | None) -> None:
     """What must have come of it, by who was struck when."""
     before_commit = fault.point not in (Phase.COMMIT, "step")
-    if fault.device == "b/2" and before_commit:
+    if fault.do in ("cut", "refuse"):
+        assert record is not None
+        assert record.phase == Phase.ABORTED
+        assert fault.device.replace("/", "") in record.error.replace("/", "") or fault.do == "cut"
+        assert ("refused, as the test wanted" in record.error) == (fault.do == "refuse"), "not the first error"
+        assert (ended is not None) == (fault.do == "cut" and fault.device == "a/0"), "who is cut off cannot train on"
+        assert ended is None or ended.outcome == Outcome.LOST
+    elif fault.device == "b/2" and before_commit:
         assert ended is None
         assert record is not None
         assert record.phase == Phase.ABORTED
@@ -105,7 +117,7 @@ def test_any_process_at_any_point(run: Callable[..., Watched], tmp_path: Path, f
     job_run.wait(Snapshotted)
     _arm(job_run, tmp_path, fault)
     began_s = time.monotonic()
-    moved = job_run.redeploy(plan(*NEW, job), 2, USER)
+    moved = job_run.redeploy(plan(*NEW, job), 2, USER, weights_first=fault.point in ("bind", "begin"))
     moved.exception(60)
     record = moved.result() if moved.exception() is None else None
     if record is not None:
@@ -113,7 +125,7 @@ def test_any_process_at_any_point(run: Callable[..., Watched], tmp_path: Path, f
         while time.monotonic() < settled and job_run.ranks and job_run.step < (record.cut_step or 0) + 3:
             time.sleep(0.01)
     ended = next((event for event in job_run.events if isinstance(event, Ended)), None)
-    notice_s = NEVER_LOST[fault.number == signal.SIGSTOP]
+    notice_s = NEVER_LOST[fault.do == "SIGSTOP"]
     assert time.monotonic() - began_s < notice_s + 10
     _check(fault, record, ended)
     (tmp_path / FAULT).unlink(missing_ok=True)

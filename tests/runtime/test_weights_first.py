@@ -1,9 +1,8 @@
-"""The next step's gradients are computed while masters and moments stream: the same bits, and an abort loses nothing."""
+"""The next gradients are computed while masters and moments stream: the same bits, and an abort loses nothing."""
 
 from __future__ import annotations
 
 import json
-import signal
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +38,7 @@ def test_a_death_in_the_provisional_pass_leads_back_to_the_same_step(
     job = spec()
     job_run = run(job)
     job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1).result(60)
-    (tmp_path / FAULT).write_text(json.dumps({"at": ["begin", "b/2", 3], "signal": signal.SIGKILL}))
+    (tmp_path / FAULT).write_text(json.dumps({"at": ["begin", "b/2", 3], "do": "SIGKILL"}))
     record = job_run.redeploy(plan("tp=1,pp=3,dp=1", "a0 b0 b2", job), 2, USER, weights_first=True).result(60)
     assert record.phase == Phase.ABORTED
     assert record.cut_step is not None
@@ -54,7 +53,7 @@ def test_a_death_in_the_provisional_pass_leads_back_to_the_same_step(
 
 
 def test_gradients_of_the_provisional_pass_are_the_steps_own(backend: LocalBackend, tmp_path: Path) -> None:
-    """The built-in trainer, moved to other devices in the same layout: every later loss and norm is that of the twin."""
+    """The built-in trainer, moved to other devices in the same layout: every later loss is that of the twin."""
     prepare(sysconfig.get_paths()["stdlib"], tmp_path / "text.bin", pattern="*.py", max_bytes=100_000)
     job = spec(model=MODEL, global_batch=8, sequence_length=16, steps=30, seed=3)
 

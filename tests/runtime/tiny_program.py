@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,13 +109,28 @@ class TinyProgram:
 
 
 def fail_at(point: str, plan: Plan, rank: int, folder: str) -> None:
-    """The signal that the test has laid ready for this device at this point of a generation with so many ranks."""
+    """What the test has laid ready for this device at this point of a generation with so many ranks: a signal, memory
+    that is refused, or every network connection of this process cut."""
     try:
         wanted = json.loads((Path(folder) / FAULT).read_text())
     except OSError:
         return
-    if wanted["at"] == [point, str(plan.devices[rank]), plan.layout.num_ranks]:
-        os.kill(os.getpid(), wanted["signal"])
+    if wanted["at"] != [point, str(plan.devices[rank]), plan.layout.num_ranks]:
+        return
+    match wanted["do"]:
+        case "refuse":
+            raise MemoryError("refused, as the test wanted")
+        case "cut":
+            cut_links()
+        case name:
+            os.kill(os.getpid(), signal.Signals[name])
+
+
+def cut_links() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
+            if link.family == socket.AF_INET and not link.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                link.shutdown(socket.SHUT_RDWR)
 
 
 def first_values(key: StateKey, shape: tuple[int, ...], box: Box) -> Tensor:

@@ -65,13 +65,18 @@ PAIRS = (
 
 
 def run(
-    sizes: str = "0.3,1.5", repeats: int = 6, restarts: int = 1, cold: bool = True, pairs: str = ""
+    sizes: str = "0.3,1.5",
+    repeats: int = 6,
+    restarts: int = 1,
+    cold: bool = True,
+    pairs: str = "",
+    weights_first: bool = False,
 ) -> dict[str, Any]:
     """Real moves on CPU devices: pause, bandwidth and memory, beside checkpoint and restart.
 
     `sizes`: state in GB (0.3, 1.5); `repeats`: moves per case, of which medians are taken; `restarts`: warm restarts
     per case and medium; with none of either only bare moves are measured. `pairs`: numbers of the transitions to run,
-    by default all.
+    by default all. `weights_first`: compute the next step while masters and moments stream.
     """
     chosen = [PAIRS[int(number)] for number in pairs.split(",")] if pairs else PAIRS
     cases: list[dict[str, Any]] = []
@@ -82,7 +87,7 @@ def run(
             for size in sizes.split(","):
                 spec = _spec(size, data)
                 for pair in chosen:
-                    bench = _Bench(spec, size, pair, backend, folder, repeats)
+                    bench = _Bench(spec, size, pair, backend, folder, repeats, weights_first)
                     cases += bench.cases(restarts, cold)
     return {"cases": cases}
 
@@ -90,9 +95,18 @@ def run(
 class _Bench:
     """One pair of plans with one model."""
 
-    def __init__(self, spec: JobSpec, size: str, pair: Pair, backend: LocalBackend, folder: Path, repeats: int) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        size: str,
+        pair: Pair,
+        backend: LocalBackend,
+        folder: Path,
+        repeats: int,
+        weights_first: bool,
+    ) -> None:
         self.spec, self.size, self.pair, self.backend, self.folder = spec, size, pair, backend, folder
-        self.repeats = repeats
+        self.repeats, self.weights_first = repeats, weights_first
         one = _plan(spec, pair.one[0], _devices(pair.one[1]))
         layout = Layout.parse(pair.other[0]).resolve(spec.model)
         there = assign(JobShape.of(spec), one, layout, _devices(pair.other[1]), CLUSTER)
@@ -105,7 +119,14 @@ class _Bench:
             name = f"{self.size} GB: {_short(old)} -> {_short(new)}, {self.pair.note}"
             mine = [record for record in records if record.new == new]
             probes = [self._bare(old, new, lap) for lap in range(3)]
-            found.append({"case": name, **_figures(mine, probes), **self._restarts(old, new, restarts, cold)})
+            found.append(
+                {
+                    "case": name,
+                    "weights_first": self.weights_first,
+                    **_figures(mine, probes),
+                    **self._restarts(old, new, restarts, cold),
+                }
+            )
             shown = ("pause_s", "pause_bound_s", "checkpoint_restart_warm_s")
             print(f"{name}: " + ", ".join(f"{key} {found[-1][key]}" for key in shown), file=sys.stderr)
         return found
@@ -118,7 +139,9 @@ class _Bench:
                 job.run.start(self.ends[0], 1).result(_WAIT_S)
                 job.settle()
                 for generation in range(2, 2 + 2 * self.repeats):
-                    record = job.run.redeploy(self.ends[(generation + 1) % 2], generation, REASON).result(_WAIT_S)
+                    target = self.ends[(generation + 1) % 2]
+                    moving = job.run.redeploy(target, generation, REASON, weights_first=self.weights_first)
+                    record = moving.result(_WAIT_S)
                     if record.error is not None:
                         raise RuntimeError(f"move {generation} was given up: {record.error}")
                     job.settle()

@@ -37,7 +37,7 @@ from suika.runtime.events import (
     Started,
     StepDone,
 )
-from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member
+from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member, UnableError
 from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.messages import Message, Processes
 from suika.runtime.redeploy import Commit, Move
@@ -341,7 +341,7 @@ class JobRun:
         outcome, noticed_s = Outcome.FAILED, 0.0
         if isinstance(error, KilledError):
             outcome = Outcome.KILLED
-        elif isinstance(error, DiedError | TimeoutError):
+        elif isinstance(error, DiedError | TimeoutError) or (isinstance(error, UnableError) and error.link):
             outcome = Outcome.LOST
         if isinstance(error, DiedError):
             dead = (error.member.device,) if error.member.device else ()

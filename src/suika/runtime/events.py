@@ -13,7 +13,7 @@ from suika.core.sample import StepSample
 class Outcome(StrEnum):
     FINISHED = "finished"  # all steps are done
     PREEMPTED = "preempted"  # saved at one agreed step, then gave up its devices
-    LOST = "lost"  # a process died: go on from `snapshot`
+    LOST = "lost"  # a process died or a link broke: go on from `snapshot`
     FAILED = "failed"  # the program raised: it would do so again
     KILLED = "killed"  # the owner ended it without saving
 

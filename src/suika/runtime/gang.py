@@ -41,11 +41,11 @@ class DiedError(RuntimeError):
 
 
 class UnableError(RuntimeError):
-    """A process says that it cannot do what it was asked."""
+    """A process says that it cannot do what it was asked. `link`: because it cannot reach another."""
 
-    def __init__(self, member: Member, error: str) -> None:
+    def __init__(self, member: Member, error: str, link: bool) -> None:
         super().__init__(f"{member.process}: {error}")
-        self.member = member
+        self.member, self.link = member, link
 
 
 class KilledError(RuntimeError):
@@ -169,7 +169,7 @@ class Gang:
             self.pump()
         said = [(m.said[complaint, generation], m) for m in members if (complaint, generation) in m.said]
         first, member = min(said, key=lambda pair: pair[0]["at_s"])
-        raise UnableError(member, first["error"])
+        raise UnableError(member, first["error"], first.get("link", False))
 
     def _ask_the_silent(self) -> None:
         """Ping who has been silent for long; who leaves a ping unanswered for too long is stopped, hence dead."""

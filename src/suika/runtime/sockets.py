@@ -10,6 +10,10 @@ import os
 import socket
 from contextlib import suppress
 
+from torch.distributed import DistNetworkError
+
+_GLOO = "gloo/transport"  # the source that all of gloo's complaints about connections name
+
 
 class SocketWatch:
     """The sockets that this process opened since the watch began and until it was closed."""
@@ -32,6 +36,11 @@ class SocketWatch:
 
     def _opened(self) -> dict[int, str]:
         return {fd: inode for fd, inode in _open_sockets().items() if self._before.get(fd) != inode}
+
+
+def is_broken_link(error: BaseException) -> bool:
+    """Whether gloo or torch's store complains that it cannot reach a peer: no fault of the program's."""
+    return isinstance(error, RuntimeError) and (isinstance(error, DistNetworkError) or _GLOO in str(error))
 
 
 def _open_sockets() -> dict[int, str]:

@@ -32,6 +32,7 @@ from suika.runtime.messages import Channel, DisconnectedError, Message
 from suika.runtime.profiler import Profiler
 from suika.runtime.program import StepResult
 from suika.runtime.saver import Saver
+from suika.runtime.sockets import is_broken_link
 
 _STORE_TIMEOUT_S = 60.0
 _SWITCH_WAIT_S = 60.0
@@ -86,7 +87,8 @@ class Rank:
             except Exception as error:
                 traceback.print_exc()
                 generation = self._live.number if self._live else order["generation"]
-                self._say("failed", generation=generation, error=f"{type(error).__name__}: {error}")
+                said = {"error": f"{type(error).__name__}: {error}", "link": is_broken_link(error)}
+                self._say("failed", generation=generation, **said)
 
     # -- the control thread -------------------------------------------------------------------------------------------
 
