@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
+from suika.control.decider import Decide, Decided
 from suika.control.state import Run, State, Waiting
 from suika.control.store import News, StaleWriteError
 from suika.control.views import Pricing, take_snapshot
@@ -19,10 +20,9 @@ from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.errors import SpecError
 from suika.core.job import Job, JobState
 from suika.core.plan import Plan
-from suika.core.policy import Policy
 from suika.core.snapshot import Snapshot
 from suika.runtime.events import JobEvent
-from suika.schedule.cycle import CycleResult, Step, run_cycle
+from suika.schedule.cycle import Step
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -44,7 +44,7 @@ class Actor:
         self,
         state: State,
         pricing: Pricing,
-        policy: Policy,
+        decide: Decide,
         launcher: Launcher,
         on_event: Callable[[JobEvent], None],
         post: Post,
@@ -53,7 +53,7 @@ class Actor:
     ) -> None:
         self.state = state
         self.pricing = pricing
-        self.policy = policy
+        self.cycle = decide
         self.launcher = launcher
         self.on_event = on_event
         self.post = post
@@ -62,11 +62,11 @@ class Actor:
 
     # -- decide -------------------------------------------------------------------------------------------------------
 
-    def decide(self) -> CycleResult:
+    def decide(self) -> Decided:
         """One cycle of the scheduler; its decisions are adopted, predecessors first."""
         began_s = time.perf_counter()
         snapshot = take_snapshot(self.state, self.pricing)
-        result = run_cycle(snapshot, self.policy)
+        result = self.cycle(snapshot)
         taken_s = time.perf_counter() - began_s
         release_s: dict[str, float] = {}
         with self.state.store.together():  # what one cycle says is written at once: a write waits for the disk

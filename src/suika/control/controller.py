@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from suika.control.act import Actor, Launcher
+from suika.control.decider import Decide, decide_here
 from suika.control.observe import Observer
 from suika.control.state import Clock, Run, State, Watch
 from suika.control.store import StaleWriteError, Store
@@ -43,8 +44,10 @@ class Controller:
         clock: Clock,
         device_hold_s: float = DEVICE_HOLD_S,
         listener: Callable[[JobEvent], object] | None = None,
+        decide: Decide | None = None,
     ) -> None:
-        """`listener` hears every report of every job first, on the job's own thread."""
+        """`listener` hears every report of every job first, on the job's own thread. `decide` asks `policy`; by
+        default on the loop's thread."""
         self.state = State(cluster, store, clock)
         self.pricing = pricing
         self._inbox: queue.SimpleQueue[JobEvent | Callable[[], None]] = queue.SimpleQueue()
@@ -58,7 +61,7 @@ class Controller:
         self.actor = Actor(
             self.state,
             pricing,
-            policy,
+            decide or decide_here(policy),
             launcher,
             on_event=self._hear,
             post=self.post,

@@ -7,6 +7,7 @@ data and snapshots. Ending the service leaves jobs running, unless it is asked t
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ from suika.control.api import Api
 from suika.control.auth import Role
 from suika.control.controller import Controller
 from suika.control.database import DatabaseStore
+from suika.control.decider import DecisionProcess
 from suika.control.emulation import Real, World
 from suika.control.joblogs import NodesShelf
 from suika.control.netdoor import NetDoor
@@ -61,13 +63,16 @@ class Daemon:
         self.stopped = threading.Event()
         self.ends_jobs = False
         self._lock = take_lock(folder)
+        self._decisions = DecisionProcess(policy)  # comes up while the store is read
         self.store = DatabaseStore(database or f"sqlite:///{folder.absolute()}/suika.db", on_fenced=_leave_at_once)
-        for node in expected:
-            self.store.remember(node)
+        self.store.remember(*expected)
         cluster = Cluster(self.store.nodes())
         self.accounts = Accounts(self.store.engine)
         pricing, launcher = world.pricing(cluster), world.launcher(folder.absolute())
-        self.controller = Controller(cluster, self.store, load(policy), pricing, launcher, world.clock(folder))
+        clock = world.clock(folder)
+        self.controller = Controller(
+            cluster, self.store, load(policy), pricing, launcher, clock, decide=self._decisions
+        )
         self.controller.state.quotas = self.accounts.quotas()
         self.roster = Roster(self.controller, pricing, self.store)
         self.hub = AgentHub(self.roster, lease_s)
@@ -78,6 +83,8 @@ class Daemon:
         self._data_roots = data_roots
         self._door: NetDoor | None = None
         self._server: SocketServer | None = None
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking through it again and again would stop every answer
 
     def __enter__(self) -> Daemon:
         try:
@@ -136,6 +143,7 @@ class Daemon:
             for watch in self.controller.state.watches.values():
                 watch.run = None  # the ranks train on; the next controller takes them back
         self.controller.close()
+        self._decisions.close()
         if self._door is not None:
             self._door.close()
         self.hub.close()

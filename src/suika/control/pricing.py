@@ -27,6 +27,7 @@ from suika.simulate.moves import PredictedMoves
 OTHERS_SHOWN = 12  # layouts of the present device count, fastest first
 
 
+@lru_cache(maxsize=16384)
 def _priced(spec: JobSpec) -> JobSpec:
     """`spec` without what has no bearing on its price: jobs of one kind share one curve."""
     same = {"name": "any", "data": "", "steps": 1, "seed": 0, "priority": 0, "weight": 1.0, "tenant": "any"}

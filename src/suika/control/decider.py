@@ -1,0 +1,187 @@
+"""Scheduling cycles in a process of their own, so that a decision does not keep the door from answering.
+
+A cycle is a pure function of its snapshot. The process is given one, works, and gives back what may be done; whoever
+asked waits meanwhile, and what happens in between is decided together in the next cycle. What does not change from one
+snapshot to the next (the cluster, scaling curves) is sent once, so that the policy's caches stay warm. If the process
+dies, another one is asked the same.
+
+That process runs `main`: frames of 8 bytes of length and a pickle, on its standard input and output. It ends with its
+parent, whose end of the pipe closes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import select
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+from suika.core.cluster import Cluster
+from suika.core.decision import Decision, Reason
+from suika.core.policy import Policy
+from suika.core.snapshot import ScalingCurve, Snapshot
+from suika.schedule.cycle import Step, run_cycle
+from suika.schedule.policies import load
+
+_LENGTH = struct.Struct(">Q")
+_ANSWER_S = 120.0
+_MOST_KEPT = 8192  # objects that the process remembers; then it forgets all
+_KEPT = (Cluster, ScalingCurve)
+
+
+class Decided(Protocol):
+    """What of a `CycleResult` a driver needs."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]: ...
+    @property
+    def rejected(self) -> tuple[tuple[Decision, Reason], ...]: ...
+    @property
+    def waits(self) -> Mapping[str, Reason]: ...
+
+
+Decide = Callable[[Snapshot], Decided]
+
+
+@dataclass(frozen=True)
+class Answer:
+    steps: tuple[Step, ...]
+    rejected: tuple[tuple[Decision, Reason], ...]
+    waits: Mapping[str, Reason]
+
+
+class DecisionError(RuntimeError):
+    """The cycle failed, or its process did not answer."""
+
+
+def decide_here(policy: Policy) -> Decide:
+    """Cycles on the caller's own thread."""
+    return lambda snapshot: run_cycle(snapshot, policy)
+
+
+class DecisionProcess:
+    """A `Decide`. Used from one thread at a time; `close` ends the process."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._kept: dict[int, tuple[int, object]] = {}  # id -> (number, the object: its id is not used again)
+        command = [sys.executable, "-c", "from suika.control.decider import main; main()", self._policy]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, close_fds=True
+        )
+
+    def __call__(self, snapshot: Snapshot) -> Answer:
+        """Raises `DecisionError`."""
+        try:
+            return self._ask(snapshot)
+        except (OSError, EOFError):
+            self.close()
+            self._process = self._start()
+        try:
+            return self._ask(snapshot)
+        except (OSError, EOFError) as error:
+            raise DecisionError(f"the process that decides died twice: {error}") from None
+
+    def _ask(self, snapshot: Snapshot) -> Answer:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        forget = len(self._kept) > _MOST_KEPT
+        if forget:
+            self._kept = {}
+        _write(process.stdin, self._packed(snapshot, forget))
+        if not select.select([process.stdout], [], [], _ANSWER_S)[0]:
+            process.kill()
+            raise DecisionError(f"no decision within {_ANSWER_S:.0f} s")
+        answer = pickle.loads(_read(process.stdout))
+        if isinstance(answer, str):
+            raise DecisionError(answer)
+        assert isinstance(answer, Answer)
+        return answer
+
+    def _packed(self, snapshot: Snapshot, forget: bool) -> bytes:
+        """(whether to forget, what is new to the process by number, the snapshot) as one pickle."""
+        new: list[tuple[int, object]] = []
+
+        def number_of(found: object) -> int | None:
+            if not isinstance(found, _KEPT):
+                return None
+            if id(found) not in self._kept:
+                self._kept[id(found)] = (len(self._kept), found)
+                new.append(self._kept[id(found)])
+            return self._kept[id(found)][0]
+
+        body = io.BytesIO()
+        pickler = pickle.Pickler(body, pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = number_of  # type: ignore[method-assign]
+        pickler.dump(snapshot)
+        return pickle.dumps((forget, new, body.getvalue()), pickle.HIGHEST_PROTOCOL)
+
+    def close(self) -> None:
+        process = self._process
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+def _write(pipe: Any, content: bytes) -> None:
+    pipe.write(_LENGTH.pack(len(content)) + content)
+    pipe.flush()
+
+
+def _read(pipe: Any) -> bytes:
+    """Raises `EOFError` when the other end is closed."""
+    (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
+    return _exactly(pipe, length)
+
+
+def _exactly(pipe: Any, num_bytes: int) -> bytes:
+    content: bytes = pipe.read(num_bytes)
+    if len(content) != num_bytes:
+        raise EOFError("the pipe is closed")
+    return content
+
+
+def serve(policy: Policy, orders: BinaryIO, answers: BinaryIO) -> None:
+    """Answer snapshots until the other end closes."""
+    kept: dict[int, object] = {}
+    while True:
+        try:
+            forget, new, body = pickle.loads(_read(orders))
+        except EOFError:
+            return
+        if forget:
+            kept.clear()
+        kept.update(new)
+        unpickler = pickle.Unpickler(io.BytesIO(body))
+        unpickler.persistent_load = kept.__getitem__  # type: ignore[method-assign]
+        _write(answers, pickle.dumps(_answer(unpickler.load(), policy), pickle.HIGHEST_PROTOCOL))
+
+
+def _answer(snapshot: Snapshot, policy: Policy) -> Answer | str:
+    """What the cycle decides, or how it failed."""
+    try:
+        result = run_cycle(snapshot, policy)
+        return Answer(result.steps, result.rejected, dict(result.waits))
+    except Exception as error:  # the caller's loop logs it and goes on
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    answers = sys.stdout.buffer
+    sys.stdout = sys.stderr  # nothing but answers on the pipe
+    serve(load(sys.argv[1]), sys.stdin.buffer, answers)

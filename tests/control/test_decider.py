@@ -1,0 +1,90 @@
+"""Decisions in a process of their own: the same as here, one process after the other; events wait for the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from world import World
+
+from suika.control.decider import DecisionError, DecisionProcess, decide_here
+from suika.control.pricing import EstimatedPricing
+from suika.control.views import take_snapshot
+from suika.core.snapshot import Snapshot
+from suika.schedule.policies import load
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[DecisionProcess]:
+    process = DecisionProcess("suika")
+    yield process
+    process.close()
+
+
+def snapshots(folder: Path) -> list[Snapshot]:
+    """A growing queue on eight devices, and one job that holds some."""
+    world, found = World(folder), []
+    pricing = EstimatedPricing(world.cluster)
+    world.start("first", "n0/0", "n0/1")
+    for number in range(3):
+        world.submit(f"more-{number}", devices={"min": 1 + number, "max": 4})
+        found.append(take_snapshot(world.controller.state, pricing))
+    return found
+
+
+def test_it_decides_as_it_would_be_decided_here(process: DecisionProcess, tmp_path: Path) -> None:
+    here = decide_here(load("suika"))
+    for snapshot in snapshots(tmp_path):
+        there, expected = process(snapshot), here(snapshot)
+        assert there.steps == expected.steps
+        assert there.rejected == expected.rejected
+        assert there.waits == dict(expected.waits)
+    assert expected.steps
+
+
+def test_another_process_takes_the_place_of_one_that_died(process: DecisionProcess, tmp_path: Path) -> None:
+    snapshot = snapshots(tmp_path)[-1]
+    before = process(snapshot)
+    process._process.kill()
+    process._process.wait()
+    assert process(snapshot).steps == before.steps
+
+
+def test_a_fault_of_the_policy_is_told_and_the_next_cycle_goes_on(process: DecisionProcess, tmp_path: Path) -> None:
+    snapshot = snapshots(tmp_path)[-1]
+    with pytest.raises(DecisionError, match="Error"):
+        process(replace(snapshot, jobs=(None,)))
+    assert process(snapshot).steps
+
+
+def test_what_happens_during_a_cycle_is_decided_together_in_the_next(world: World) -> None:
+    """Ten submissions while a cycle is under way: all are answered at once, and one more cycle sees them all."""
+    actor, seen = world.controller.actor, []
+    working, go_on, decide = threading.Event(), threading.Event(), actor.cycle
+
+    def slow(snapshot: Snapshot) -> Any:
+        seen.append([job.id for job in snapshot.jobs])
+        if len(seen) == 1:
+            working.set()
+            assert go_on.wait(20)
+        return decide(snapshot)
+
+    actor.cycle = slow
+    first = world.submit("first")
+    world.controller.start()
+    try:
+        assert working.wait(20)
+        later = [world.submit(f"later-{number}") for number in range(10)]  # each is answered: no cycle ends meanwhile
+        go_on.set()
+        world.controller.call(lambda: None)
+        world.controller.call(lambda: None)
+    finally:
+        go_on.set()
+        world.controller.close()
+    assert seen[0] == [first]
+    assert set(seen[1]) == {first, *later}
+    assert len(seen) == 2
