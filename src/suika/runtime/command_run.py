@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from suika.core.cluster import Cluster, Device
@@ -21,7 +22,7 @@ from suika.core.redeployment import Redeployment
 from suika.runtime.adopt import Claim, OnRecord, ProcessName
 from suika.runtime.command import COMMAND_ENTRY
 from suika.runtime.events import Ended, JobEvent, Outcome, Released, Started
-from suika.runtime.gang import DiedError, Gang, Limits, Member, UnableError
+from suika.runtime.gang import DiedError, Gang, Limits, Member
 from suika.runtime.messages import Message, Processes
 
 _SET_UP_S = 3600.0
@@ -35,6 +36,18 @@ class CannotError(RuntimeError):
 
 class _Killed(Exception):  # noqa: N818  # no error: its owner's word
     pass
+
+
+class _Over(Exception):  # noqa: N818  # every rank has ended, or one has failed
+    pass
+
+
+class _NoStartError(Exception):
+    """A rank cannot start; `code` is what its command would have ended with."""
+
+    def __init__(self, member: Member, said: Message) -> None:
+        super().__init__(f"{member.device}: {said['error']}")
+        self.code = _exit_code(said["code"])
 
 
 class CommandRun:
@@ -120,7 +133,7 @@ class CommandRun:
                 assert future is not None
                 future.set_exception(error)
             except BaseException as error:
-                self._end_for(error)
+                self._end_surely(error)
                 if future is not None:
                     future.set_exception(error)
         if self.gang.members:
@@ -134,9 +147,9 @@ class CommandRun:
                 raise _Killed
         for member in self.ranks.values():
             if failed := self._said(member, "no-start"):
-                raise UnableError(member, failed["error"])
+                raise _NoStartError(member, failed)
         if self.ranks and (self._failures() or all(self._said(m, "exited") for m in self.ranks.values())):
-            self._end_with_codes()
+            raise _Over
 
     def _said(self, member: Member, say: str) -> Message | None:
         return member.said.get((say, self.generation))
@@ -193,7 +206,8 @@ class CommandRun:
         while time.monotonic() < deadline and not self._killed:
             if all(self._said(member, "exited") or not member.alive for member in self.ranks.values()):
                 return
-            self.gang.pump()
+            with suppress(DiedError):  # one more that has ended
+                self.gang.pump()
 
     def _take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
         self.generation, self.plan = record.generation, record.plan
@@ -229,15 +243,23 @@ class CommandRun:
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         self._end(Outcome.LOST, f"rank {rank} on {member.device} {how}", exit_code=_exit_code(code))
 
+    def _end_surely(self, error: BaseException) -> None:
+        """Whatever comes between, its owner hears of one end."""
+        try:
+            self._end_for(error)
+        except BaseException as again:
+            self._end(Outcome.LOST, str(again) or repr(again))
+
     def _end_for(self, error: BaseException) -> None:
-        if isinstance(error, _Killed):
+        if isinstance(error, _Over):
+            self._end_with_codes()
+        elif isinstance(error, _Killed):
             self._end(Outcome.KILLED, "ended by its owner")
         elif isinstance(error, DiedError):
             dead = (error.member.device,) if error.member.device else ()
             self._end(Outcome.LOST, str(error), dead, noticed_s=error.noticed_s, unreachable=error.member.unreachable)
-        elif isinstance(error, UnableError):
-            failed = self._said(error.member, "no-start")
-            self._end(Outcome.FAILED, str(error), exit_code=_exit_code(failed["code"]) if failed else None)
+        elif isinstance(error, _NoStartError):
+            self._end(Outcome.FAILED, str(error), exit_code=error.code)
         else:
             self._end(Outcome.FAILED, str(error) or repr(error))
 

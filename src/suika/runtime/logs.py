@@ -57,10 +57,14 @@ def read(folder: Path, process: str, at: int, limit: int) -> tuple[bytes, int]:
             if at < 0:
                 at = max(parts[-1][0] + path.stat().st_size + at, 0)
             at = max(at, parts[0][0])
-            start, holding = [part for part in parts if part[0] <= at][-1]
-            with holding.open("rb") as file:
-                file.seek(at - start)
-                data = file.read(limit)
+            first = max(number for number, (start, _) in enumerate(parts) if start <= at)
+            data = b""
+            for start, holding in parts[first:]:
+                if len(data) == limit:
+                    break
+                with holding.open("rb") as file:
+                    file.seek(at + len(data) - start)
+                    data += file.read(limit - len(data))
             return data, at + len(data)
     return b"", max(at, 0)
 
