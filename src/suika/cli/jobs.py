@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ JOB_COLUMNS = [
     Column("STATE", lambda row: row["state"]),
     Column("LAYOUT", lambda row: layout_text(row["layout"])),
     Column("DEVICES", lambda row: devices_text(row["devices"])),
-    Column("STEPS", lambda row: f"{row['steps_done']}/{row['steps']}"),
+    Column("STEPS", lambda row: f"{row['steps_done']}/{row['steps']}" if row["kind"] == "training" else None),
     Column("LOSS", lambda row: row["loss"]),
     Column("STEP", lambda row: seconds(row["step_s"])),
     Column("MOVES", lambda row: row["num_moves"]),
@@ -86,7 +87,12 @@ def submit(
     file: Annotated[Path | None, typer.Argument(help="A job file (YAML).")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files and exit.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it and show its options; submit nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; exit 0 only if it finished.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Wait for its end, and exit with a command's own code; else with 0 only if it finished."
+        ),
+    ] = False,
     request_id: Annotated[str | None, typer.Option(help="Makes a retry safe: same id, same job.")] = None,
     output: OutputOption = "table",
     json: JsonOption = False,
@@ -101,9 +107,8 @@ def submit(
         note("suika submit: name a job file, or --schema")
         sys.exit(2)
     job = read_yaml(file, "file")
-    if isinstance(job, dict) and isinstance(job.get("data"), str):
-        # Paths in a job file are relative to it; the controller runs elsewhere.
-        job["data"] = str((file.parent / Path(job["data"]).expanduser()).absolute())
+    if isinstance(job, dict):
+        _make_absolute(job, file.parent)
     shown = "json" if json else output
     answer = ask("submit", job=job, request_id=request_id, dry_run=dry_run)
     if dry_run:
@@ -114,7 +119,25 @@ def submit(
         answer = _wait_for_end(answer["id"])
     emit(answer, [answer], JOB_COLUMNS, shown)
     if wait:
-        sys.exit(_EXIT_CODES[answer["state"]])
+        code = answer.get("exit_code")  # a command's own
+        sys.exit(_EXIT_CODES[answer["state"]] if code is None else code)
+
+
+def _make_absolute(job: dict[str, Any], folder: Path) -> None:
+    """Paths in a job file are relative to it: the controller and the nodes stand elsewhere. A command runs there too,
+    unless it says where."""
+    inside = job.get("environment", {} if job.get("command") else None)
+    if isinstance(inside, dict):
+        if job.get("command"):
+            job["environment"] = inside = {"workdir": ".", **inside}
+        _each_absolute(inside, ("workdir", "venv"), folder)
+    _each_absolute(job, ("data", "final_checkpoint"), folder)
+
+
+def _each_absolute(holder: dict[str, Any], fields: tuple[str, ...], folder: Path) -> None:
+    for field in fields:
+        if isinstance(holder.get(field), str):
+            holder[field] = os.path.abspath(folder / Path(holder[field]).expanduser())
 
 
 def _wait_for_end(job_id: str) -> dict[str, Any]:
@@ -174,7 +197,9 @@ def _show_estimate(estimate: dict[str, Any], shown: str) -> None:
     measured, error = estimate["measured_step_s"], estimate["error_percent"]
     told = f"{seconds(measured)} measured ({error:+.0f} %)" if measured else "not measured yet"
     predicted, cold = seconds(estimate["predicted_step_s"]), seconds(estimate["cold_step_s"])
-    print(f"\nStep on {estimate['device_type']}: {predicted} predicted, {told}; {cold} cold")
+    print(
+        f"\nStep on {estimate['device_type']}: {predicted} predicted, {told}; {cold} cold"
+    )
     if estimate["others"]:
         print("\nOther layouts of these devices")
         emit(estimate, estimate["others"], OTHER_COLUMNS, shown)

@@ -15,6 +15,7 @@ from typing import Any
 
 from suika.control.controller import Controller
 from suika.control.explained import explained
+from suika.control.joblogs import MOST_LINES, JobLogs, Shelf
 from suika.control.observe import drop
 from suika.control.state import Watch
 from suika.control.store import Head, News
@@ -32,14 +33,16 @@ from suika.schedule.waiting import same_cut
 class Api:
     """Safe from any thread: checks run here, changes run on the controller's loop."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, shelf: Shelf | None = None) -> None:
+        """`shelf`: where jobs' logs lie."""
         self.controller = controller
+        self._logs = JobLogs(controller.state, shelf) if shelf is not None else None
         self.state = controller.state
         self._free = threading.Condition()  # of `_taken`: ids and names of jobs that are being accepted
         self._taken: set[str] = set()
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events")
+        names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events", "logs")
         return {name: getattr(self, name) for name in names}
 
     # -- changes ------------------------------------------------------------------------------------------------------
@@ -212,6 +215,18 @@ class Api:
         job_id = self._find(job).id if job else None
         return [event.to_dict() for event in self.state.store.events(after, job_id, max(limit, 0))]
 
+    def logs(
+        self, job: str, rank: int | None = None, tail: int | None = None, cursor: str | None = None
+    ) -> dict[str, Any]:
+        """What the job's processes printed: a page after `cursor`, of one `rank` or of all; the last `tail` lines."""
+        for field, value, most in (("rank", rank, 1_000_000), ("tail", tail, MOST_LINES)):
+            whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most)
+            require(whole, field, value, f"must be a whole number, 0..{most}")
+        require(cursor is None or isinstance(cursor, str), "cursor", cursor, "must be text")
+        require(self._logs is not None, "logs", job, "are not kept here")
+        assert self._logs is not None
+        return self._logs.page(self._find(job), rank, tail, cursor)
+
     # -- finding and showing ------------------------------------------------------------------------------------------
 
     def _find(self, name: str) -> Job:
@@ -233,6 +248,7 @@ class Api:
         return {
             "id": job.id,
             "name": job.spec.name,
+            "kind": "command" if job.spec.rigid else "training",
             "state": job.state,
             "reason": {"code": job.reason.code, "sentence": job.reason.sentence},
             "tenant": job.spec.tenant,
@@ -249,6 +265,7 @@ class Api:
             "submitted_s": job.submitted_s,
             "started_s": job.started_s,
             "ended_s": job.ended_s,
+            "exit_code": job.exit_code,
             "jct_s": job.ended_s - job.submitted_s if job.ended_s is not None else None,
         }
 

@@ -24,7 +24,7 @@ from suika.runtime.events import (
 )
 
 MAX_RECOVERIES = 5  # without a new snapshot in between: then the job is given up
-BACK_OFF_S = 2.0  # after the first failed move; doubles with each that follows
+BACK_OFF_S = 2.0  # after the first failed move, or failure of a command; doubles with each that follows
 
 
 class Observer:
@@ -105,7 +105,7 @@ class Observer:
         state.hold(job.id, job.plan.devices)
         state.change(job, JobState.RUNNING, job.reason, target=None)
         state.log("move-failed", job_id, error=error, record=record_dict(record) if record else None)
-        cancel_dependants(state, job_id, f"the move of {job.spec.name} failed: {error}")
+        cancel_dependants(state, job_id, f"the move of {job.id} failed: {error}")
         state.changed = True
 
     @see.register
@@ -154,7 +154,7 @@ class Observer:
 
     def _let_dependants_know(self, report: Ended) -> None:
         """Who waited for this job's devices may go on, unless they want what is lost; its own decisions are void."""
-        state, why = self.state, f"{self.state.store.job(report.job_id).spec.name} ended"
+        state, why = self.state, f"{report.job_id} ended"
         for waiting in list(state.waiting):
             decision = waiting.decision
             waiting.after.discard(report.job_id)
@@ -167,17 +167,22 @@ class Observer:
         match report.outcome:
             case Outcome.FINISHED:
                 state.store.progress(job.id, job.generation, report.step)
-                reason = Reason(ReasonCode.FINISHED, "all steps are done")
-                state.change(job, JobState.FINISHED, reason, ended_s=now, target=None)
+                reason = Reason(
+                    ReasonCode.FINISHED, "all steps are done" if not job.spec.rigid else "all ranks ended well"
+                )
+                state.change(job, JobState.FINISHED, reason, ended_s=now, target=None, exit_code=report.exit_code)
             case Outcome.PREEMPTED:
                 state.store.progress(job.id, job.generation, report.snapshot_step)
-                reason = Reason(ReasonCode.PREEMPT, f"its state is saved at step {report.snapshot_step}")
+                sentence = f"its state is saved at step {report.snapshot_step}"
+                if job.spec.rigid:
+                    sentence = report.error or "it ended within its grace; it begins again from its own checkpoint"
+                reason = Reason(ReasonCode.PREEMPT, sentence)
                 state.change(job, JobState.QUEUED, reason, plan=None, target=None)
             case Outcome.LOST:
                 self._lost(report)
             case Outcome.FAILED | Outcome.KILLED:
                 reason = Reason(ReasonCode.FAILED, report.error or "its processes were ended")
-                state.change(job, JobState.FAILED, reason, ended_s=now, target=None)
+                state.change(job, JobState.FAILED, reason, ended_s=now, target=None, exit_code=report.exit_code)
 
     def _lost(self, report: Ended) -> None:
         state = self.state
@@ -188,13 +193,27 @@ class Observer:
         )
         state.store.progress(job.id, job.generation, report.snapshot_step)
         job = state.store.job(job.id)
-        recoveries = job.num_recoveries + 1
-        reason = Reason(ReasonCode.DEVICE_LOST, sentence)
-        job = state.change(job, JobState.RECOVERING, reason, plan=None, target=None, num_recoveries=recoveries)
+        recoveries, most = job.num_recoveries + 1, MAX_RECOVERIES
+        code, changes = ReasonCode.DEVICE_LOST, {}
+        if job.spec.rigid:
+            sentence = f"{report.error}; begins again from its own checkpoint"
+            failed = report.exit_code is not None
+            code, most = (ReasonCode.RECOVER, job.spec.max_restarts) if failed else (code, most + job.spec.max_restarts)
+            if failed:
+                state.watch(job.id).hold_until_s = state.clock() + BACK_OFF_S * 2**job.num_recoveries
+            if report.unreachable:
+                changes["not_before_s"] = state.clock() + job.spec.outage_s
+        reason = Reason(code, sentence)
+        job = state.change(
+            job, JobState.RECOVERING, reason, plan=None, target=None, num_recoveries=recoveries, **changes
+        )
         state.log("recovering", job.id, lost_steps=report.steps_lost, noticed_s=report.noticed_s, error=report.error)
-        if recoveries > MAX_RECOVERIES:
-            reason = Reason(ReasonCode.FAILED, f"died {recoveries} times without a snapshot in between: {report.error}")
-            state.change(job, JobState.FAILED, reason, ended_s=state.clock())
+        if recoveries > most:
+            sentence = f"died {recoveries} times without a snapshot in between: {report.error}"
+            if job.spec.rigid:
+                sentence = f"failed after {recoveries - 1} restarts: {report.error}"
+            reason = Reason(ReasonCode.FAILED, sentence)
+            state.change(job, JobState.FAILED, reason, ended_s=state.clock(), exit_code=report.exit_code)
 
 
 def cancel_dependants(state: State, job_id: str, why: str) -> None:

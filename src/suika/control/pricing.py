@@ -74,8 +74,14 @@ class EstimatedPricing:
         device_type = self.device_type(plan)
         s = self._setting(spec, device_type, per_node(plan), known)
         pace = next((k.pace for k in known if k.device_type == device_type), None) or 1.0
-        shape = {"global_batch": spec.global_batch, "sequence_length": spec.sequence_length}
-        columns = layout_columns(spec.model, [len(plan.devices)], space=BUILT_IN, devices_per_node=per_node(plan), **shape)
+        columns = layout_columns(
+            spec.model,
+            [len(plan.devices)],
+            global_batch=spec.global_batch,
+            sequence_length=spec.sequence_length,
+            space=BUILT_IN,
+            devices_per_node=per_node(plan),
+        )
         prices, memories = estimate_many(s, columns)
         step = np.where(memories.p90 <= s.device.memory_bytes, prices.step_s, np.inf)
         order = [int(i) for i in np.argsort(step, kind="stable") if np.isfinite(step[i])][: OTHERS_SHOWN + 1]

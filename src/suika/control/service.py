@@ -14,6 +14,7 @@ from typing import Any
 from suika.backends.local import LocalBackend
 from suika.control.api import Api
 from suika.control.controller import Controller
+from suika.control.joblogs import FolderShelf
 from suika.control.launch import LocalLauncher
 from suika.control.pricing import EstimatedPricing
 from suika.control.server import SocketServer
@@ -53,7 +54,7 @@ class Service:
             time.time,
             listener=listener,
         )
-        self.api = Api(self.controller)
+        self.api = Api(self.controller, FolderShelf(self.backend.logs))
         self._server: SocketServer | None = None
 
     def __enter__(self) -> Service:

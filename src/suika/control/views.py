@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from suika.control.commands import part_left
 from suika.control.state import State, Waiting
 from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobSpec, JobState
@@ -76,15 +77,16 @@ def _measure(state: State, pricing: Pricing, active: Iterable[Job]) -> None:
 
 def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:
     watch, spec = state.watch(job.id), job.spec
+    run_s = now - watch.held_since_s if watch.held else 0.0
     plan = _present_plan(job, going)
-    until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0)
+    until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0, job.not_before_s or 0.0)
     if going or job.state in IN_FLIGHT:
         until = max(until, now + SOON_S)
     return JobView(
         id=job.id,
         state=job.state,
         submitted_s=job.submitted_s,
-        remaining_steps=spec.steps - job.steps_done,
+        remaining_steps=part_left(spec.expected_s, run_s) if spec.rigid else spec.steps - job.steps_done,
         done_steps=job.steps_done,
         curve=pricing.curve(spec, state.learned.of(job.id)),
         min_devices=spec.devices.min,
@@ -102,6 +104,8 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
         num_moves=job.num_moves,
         fixed_layout=spec.layout if isinstance(spec.layout, Layout) else None,
         has_state=watch.snapshot is not None,
+        stoppable=spec.stoppable,
+        pinned=spec.rigid and not spec.stoppable,
     )
 
 
