@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,16 +15,17 @@ import torch
 from suika.core.cluster import Device
 from suika.core.job import JobSpec
 from suika.core.plan import Plan
+from suika.core.redeployment import Phase
 from suika.reshard.state import JobShape
 from suika.runtime import snapshot
 from suika.runtime.dcp_plan import pieces
-from suika.runtime.events import Ended, Outcome, Snapshotted, Started
+from suika.runtime.events import Ended, Moving, Outcome, Snapshotted, Started
 from suika.runtime.gang import Gang, Limits, Member
 from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.program import RankGroups
 from suika.runtime.snapshot import SnapshotError
 
-from .conftest import Watched, plan, spec
+from .conftest import USER, Watched, plan, spec
 from .tiny_program import TinyProgram
 
 NOBODY = RankGroups(None, None, None, None, None)
@@ -164,10 +169,41 @@ def test_a_preempted_job_resumes_in_another_layout(run: Callable[..., Watched]) 
     assert job_run.wait(Ended, outcome=Outcome.FINISHED).step == 40
 
 
-def test_a_notice_to_one_rank_stops_all_after_the_same_step(run: Callable[..., Watched]) -> None:
-    import os
-    import signal
+def test_a_notice_with_time_enough_loses_nothing(run: Callable[..., Watched]) -> None:
+    """B60: the notice comes while the job is still starting."""
+    job = spec()
+    job_run = run(job)
+    job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1)
+    ended = job_run.preempt(deadline_s=30).result(40)
+    assert (ended.outcome, ended.steps_lost, ended.error) == (Outcome.PREEMPTED, 0, None)
+    job_run.start(plan("tp=1,pp=1,dp=1", "b0", job), 2, ended.snapshot).result(60)
+    job_run.wait_steps(1)  # an old deadline means nothing to a new life
 
+
+@pytest.mark.parametrize("when", ["training", "moving"])
+def test_what_cannot_be_saved_in_time_is_given_up(run: Callable[..., Watched], when: str) -> None:
+    """B60: a rank hangs, so that no step ends any more: at the deadline all devices are free, and the loss is told."""
+    job = spec(snapshot_every_steps=5)
+    job_run = run(job, limits=Limits(silent_s=60))
+    job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1).result(60)
+    kept = job_run.wait(Snapshotted)
+    if when == "moving":
+        stop = partial(os.kill, job_run.pid("b0"), signal.SIGSTOP)
+        job_run.hook = lambda event: stop() if isinstance(event, Moving) and event.record.phase == Phase.MOVE else None
+        job_run.redeploy(plan("tp=1,pp=1,dp=2", "a0 b0", job), 2, USER)
+        job_run.wait(Moving)
+    else:
+        os.kill(job_run.pid("b0"), signal.SIGSTOP)
+    began_s = time.monotonic()
+    ended = job_run.preempt(deadline_s=2).result(30)
+    assert time.monotonic() - began_s < 5
+    assert ended.outcome == Outcome.PREEMPTED
+    assert ended.snapshot_step >= kept.step
+    assert "could not be saved in time" in ended.error
+    assert not job_run.gang.members
+
+
+def test_a_notice_to_one_rank_stops_all_after_the_same_step(run: Callable[..., Watched]) -> None:
     job = spec()
     job_run = run(job)
     job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1).result(60)

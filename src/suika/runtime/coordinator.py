@@ -50,6 +50,10 @@ class NotRunningError(RuntimeError):
     """The command needs a running job, or cannot be carried out now; the job is as it was."""
 
 
+class DeadlineError(RuntimeError):
+    """The time that a notice gave is over."""
+
+
 class JobRun:
     """Processes of the job `job_id`. `folder` keeps its snapshots; `on_event` is called on the job's thread.
 
@@ -92,6 +96,8 @@ class JobRun:
         self._unmeasured: tuple[Redeployment, StepTimes] | None = None  # a move and its old generation's steps
         self._commands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._killed = self._closed = False
+        self._stop_by_s: float | None = None  # a notice's deadline
+        self._ended: Ended | None = None  # how it ended, once it has
         self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
         self._thread.start()
 
@@ -124,8 +130,14 @@ class JobRun:
         """Save the state after the same step on all ranks. Resolves with the snapshot's path."""
         return self.command(self._snapshot)
 
-    def preempt(self) -> Future[Ended]:
-        """Save the state at one agreed step, then give up all devices."""
+    def preempt(self, deadline_s: float | None = None) -> Future[Ended]:
+        """Save the state at one agreed step, then give up all devices.
+
+        `deadline_s`: seconds until the devices are needed, whatever the job is doing now. What is not saved by then is
+        given up: the result names the last complete snapshot, and `error` says so.
+        """
+        if deadline_s is not None:
+            self._stop_by_s = time.monotonic() + deadline_s
         return self.command(self._preempt)
 
     def kill(self) -> None:
@@ -159,7 +171,10 @@ class JobRun:
                 else:
                     self.gang.pump()
             except AllStepsDoneError:
-                self._end_orderly()
+                try:
+                    self._end_orderly()
+                except BaseException as error:  # somebody died over the last snapshot, or time ran out
+                    self._end_badly(error)
                 if future is not None:
                     future.set_exception(NotRunningError(f"job {self.job_id} ended meanwhile"))
             except NotRunningError as error:
@@ -180,6 +195,10 @@ class JobRun:
             self._killed = False
             if self.gang.members:
                 raise KilledError("ended by its owner")
+        if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
+            self._stop_by_s = None
+            if self.gang.members:
+                raise DeadlineError("the state could not be saved in time")
         if any(("failed", self.generation) in m.said for m in self.ranks.values()):
             self.gang.blame("failed", self.generation, self.ranks.values())
         if any(("ended", self.generation) in m.said for m in self.ranks.values()):
@@ -272,10 +291,14 @@ class JobRun:
         return path
 
     def _preempt(self) -> Ended:
+        if not self.ranks and self._ended is not None and self._ended.outcome == Outcome.PREEMPTED:
+            return self._ended  # the deadline came before its turn
         self._need_running()
         self.gang.tell(self.ranks.values(), "preempt")
-        self.gang.gather("ended", self.generation, self.ranks.values(), self.limits.save_s, self._check_alive)
-        return self._end_orderly()
+        try:
+            return self._end_orderly()
+        except DeadlineError as error:
+            return self._end_badly(error)
 
     def _check_alive(self) -> None:
         with suppress(AllStepsDoneError):
@@ -314,6 +337,7 @@ class JobRun:
         """Let a snapshot that is being written become complete."""
         deadline = time.monotonic() + self.limits.save_s
         while self.keeper.busy and time.monotonic() < deadline:
+            self._check_alive()
             self.gang.pump()
 
     def _measure(self, final: bool) -> None:
@@ -335,11 +359,13 @@ class JobRun:
         error = self.keeper.error
         return self.ended(Outcome(ended[0]["outcome"]), error and f"the last snapshot failed: {error}")
 
-    def _end_badly(self, error: BaseException) -> None:
+    def _end_badly(self, error: BaseException) -> Ended:
         """Kill whatever is left, then say what was lost."""
         dead: tuple[Device, ...] = ()
         outcome, noticed_s = Outcome.FAILED, 0.0
-        if isinstance(error, KilledError):
+        if isinstance(error, DeadlineError):
+            outcome = Outcome.PREEMPTED
+        elif isinstance(error, KilledError):
             outcome = Outcome.KILLED
         elif isinstance(error, DiedError | TimeoutError) or (isinstance(error, UnableError) and error.link):
             outcome = Outcome.LOST
@@ -348,7 +374,7 @@ class JobRun:
             noticed_s = error.noticed_s
         self.ranks |= {m.device: m for m in self.gang.members.values() if m.device is not None}  # joiners too
         self.gang.kill(self.gang.members.copy().values())
-        self.ended(outcome, str(error) or repr(error), dead, noticed_s)
+        return self.ended(outcome, str(error) or repr(error), dead, noticed_s)
 
     def ended(
         self, outcome: Outcome, error: str | None, dead: tuple[Device, ...] = (), noticed_s: float = 0.0
@@ -359,6 +385,7 @@ class JobRun:
         self.keeper.forget()
         path, step = self.keeper.newest
         ended = Ended(self.job_id, self.generation, outcome, self.step, path, step, error, dead, noticed_s)
+        self._ended, self._stop_by_s = ended, None
         self.emit(Released(self.job_id, self.generation, devices))
         self.emit(ended)
         return ended
