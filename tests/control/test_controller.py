@@ -249,6 +249,24 @@ def test_a_users_layout_and_range_reach_the_policy(world: World) -> None:
         world.api.resize("a", layout="pp=5")
 
 
+def test_a_dry_resize_shows_bytes_links_pause_and_memory_and_changes_nothing(world: World) -> None:
+    world.start("a", "n0/0", "n0/1")
+    world.start("b", "n1/0")
+    before = world.job("a")
+    shrunk = world.api.resize("a", devices="1", dry_run=True)
+    assert (shrunk["moved_bytes"], shrunk["new"]["devices"]) == (shrunk["links"][0]["bytes"], ["n0/0"])
+    grown = world.api.resize("a", layout="tp=2,pp=2", dry_run=True)
+    assert len(grown["new"]["devices"]) == 4
+    assert "n1/0" not in grown["new"]["devices"], "another job's"
+    assert sum(link["bytes"] for link in grown["links"]) >= grown["moved_bytes"] > 0
+    assert sum(link["bytes"] for link in grown["links"] if link["network"]) == grown["network_bytes"]
+    assert grown["predicted_release_s"] > grown["predicted_pause_s"] > 0
+    assert set(grown["peak_bytes"]) == {*grown["old"]["devices"], *grown["new"]["devices"]}
+    assert world.job("a") == before
+    with pytest.raises(SpecError, match="only 7 devices are its own or free"):
+        world.api.resize("a", layout="tp=2,pp=4", dry_run=True)
+
+
 def test_many_resizes_at_once_are_decided_once_with_the_last(world: World) -> None:
     world.start("a", "n0/0", "n0/1")
     before = len(world.policy.seen)

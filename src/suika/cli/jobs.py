@@ -197,9 +197,7 @@ def _show_estimate(estimate: dict[str, Any], shown: str) -> None:
     measured, error = estimate["measured_step_s"], estimate["error_percent"]
     told = f"{seconds(measured)} measured ({error:+.0f} %)" if measured else "not measured yet"
     predicted, cold = seconds(estimate["predicted_step_s"]), seconds(estimate["cold_step_s"])
-    print(
-        f"\nStep on {estimate['device_type']}: {predicted} predicted, {told}; {cold} cold"
-    )
+    print(f"\nStep on {estimate['device_type']}: {predicted} predicted, {told}; {cold} cold")
     if estimate["others"]:
         print("\nOther layouts of these devices")
         emit(estimate, estimate["others"], OTHER_COLUMNS, shown)
@@ -241,12 +239,38 @@ def resize(
     job: JobArgument,
     devices: Annotated[str | None, typer.Option(help="N or MIN:MAX; sets the layout back to auto.")] = None,
     layout: Annotated[str | None, typer.Option(help="tp=2,pp=2,dp=1[,layers_per_stage=3:2] or auto.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what the move would cost.")] = False,
     output: OutputOption = "table",
     json: JsonOption = False,
 ) -> None:
     """Move a running job to another size or layout. The scheduler carries it out; `explain` says when it cannot."""
-    row = ask("resize", job=job, devices=devices, layout=layout)
-    emit(row, [row], JOB_COLUMNS, "json" if json else output)
+    row = ask("resize", job=job, devices=devices, layout=layout, dry_run=dry_run)
+    if dry_run and not json and output in ("table", "wide"):
+        _show_preview(row)
+    else:
+        emit(row, [row], JOB_COLUMNS, "json" if json else output)
+
+
+_LINK_COLUMNS = [
+    Column("FROM", lambda row: row["source"]),
+    Column("TO", lambda row: row["target"]),
+    Column("OVER", lambda row: "network" if row["network"] else "node"),
+    Column("BYTES", lambda row: size(row["bytes"])),
+]
+
+
+def _show_preview(row: Mapping[str, Any]) -> None:
+    """Totals, then a link a line."""
+    for side in ("old", "new"):
+        print(f"{side}: {layout_text(row[side]['layout'])} on {devices_text(row[side]['devices'])}")
+    print(f"moves {size(row['moved_bytes'])}, {size(row['network_bytes'])} of it between nodes; "
+          f"{size(row['resident_bytes'])} stay where they are")  # fmt: skip
+    pause, release = seconds(row["predicted_pause_s"]), seconds(row["predicted_release_s"])
+    print(f"predicted: pause {pause}, devices free after {release}")
+    device, most = max(row["peak_bytes"].items(), key=lambda item: item[1])
+    print(f"peak memory of the state: {size(most)} on {device}")
+    if row["links"]:
+        emit(row, row["links"], _LINK_COLUMNS, "table")
 
 
 def cancel(job: JobArgument, output: OutputOption = "table", json: JsonOption = False) -> None:

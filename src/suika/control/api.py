@@ -17,6 +17,7 @@ from suika.control.controller import Controller
 from suika.control.explained import explained
 from suika.control.joblogs import MOST_LINES, JobLogs, Shelf
 from suika.control.observe import drop
+from suika.control.preview import preview_resize
 from suika.control.state import Watch
 from suika.control.store import Head, News
 from suika.control.submit import admit, check_options, resized
@@ -92,13 +93,20 @@ class Api:
             raise ConflictError("request_id", job_id, "was used for another job", "use a new one")
         return self.row(self.state.store.job(job_id))
 
-    def resize(self, job: str, devices: str | None = None, layout: str | None = None) -> dict[str, Any]:
-        """A user's wish for another size or layout; the scheduler carries it out, or says why it waits."""
+    def resize(
+        self, job: str, devices: str | None = None, layout: str | None = None, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """A user's wish for another size or layout; the scheduler carries it out, or says why it waits. With `dry_run`
+        nothing changes: what the move would cost is returned."""
 
         def change() -> dict[str, Any]:
             found = self._active(job)
             spec = resized(found.spec, devices, layout, self.state.cluster)
             check_options(spec, self.controller.pricing.curve)
+            if dry_run:
+                require(found.plan is not None, "resize", found.spec.name, "does not run yet", "wait until it does")
+                options = self.controller.pricing.curve(spec).options
+                return preview_resize(spec, found.plan, self._free_devices(), options, self.state.cluster)
             self.state.store.put(found.update(spec=spec))
             fixed = None if spec.layout == "auto" else spec.layout.to_dict()
             wish = {"min": spec.devices.min, "max": spec.devices.max, "layout": fixed}
@@ -108,6 +116,13 @@ class Api:
             return self.row(self.state.store.job(found.id))
 
         return self.controller.call(change)
+
+    def _free_devices(self) -> tuple[Device, ...]:
+        state = self.state
+        held = {device for watch in state.watches.values() for device in watch.held}
+        held |= {*state.releasing, *state.down}
+        draining = state.store.draining()
+        return tuple(d for d in state.cluster.devices if d not in held and d.node not in draining)
 
     def cancel(self, job: str) -> dict[str, Any]:
         """End a job for good. Its devices are free once its processes are gone."""

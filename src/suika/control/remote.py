@@ -116,7 +116,7 @@ _ROUTES: dict[str, Callable[[dict[str, Any]], Route]] = {
     "resize": lambda a: (
         "POST",
         _job(a, "/resize"),
-        {name: a[name] for name in ("devices", "layout") if a.get(name) is not None},
+        {name: a[name] for name in ("devices", "layout", "dry_run") if a.get(name)},
         None,
     ),
     "cancel": lambda a: ("POST", _job(a, "/cancel"), None, None),

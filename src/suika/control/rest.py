@@ -45,6 +45,7 @@ class _Body(BaseModel):
 class Resize(_Body):
     devices: Annotated[str | None, Field(max_length=40, description="N or MIN:MAX")] = None
     layout: Annotated[str | None, Field(max_length=200, description="tp=..,pp=..,dp=.. or auto")] = None
+    dry_run: Annotated[bool, Field(description="change nothing, say what the move would cost")] = False
 
 
 class Drain(_Body):
@@ -162,7 +163,7 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
     @app.post("/v1/jobs/{job}/resize")
     def resize_job(job: str, wish: Resize, who: Account = submit) -> dict[str, Any]:
         """Ask for another range of devices or a fixed layout; of many wishes the last one counts."""
-        return api.resize(TenantView(api, who).find(job).id, wish.devices, wish.layout)
+        return api.resize(TenantView(api, who).find(job).id, wish.devices, wish.layout, wish.dry_run)
 
     @app.post("/v1/jobs/{job}/cancel")
     def cancel_job(job: str, who: Account = submit) -> dict[str, Any]:

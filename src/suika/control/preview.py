@@ -1,0 +1,57 @@
+"""What a resize would move, on which links, for how long and with how much memory, before anyone acts on it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from suika.core.cluster import Cluster, Device
+from suika.core.errors import SpecError
+from suika.core.job import JobSpec
+from suika.core.plan import Plan
+from suika.core.snapshot import Option
+from suika.reshard.assignment import assign
+from suika.reshard.memory import peaks
+from suika.reshard.moveplan import MovePlan, plan_move
+from suika.reshard.predict import pace_of, predict_move
+from suika.reshard.state import JobShape
+
+
+def preview_resize(
+    spec: JobSpec, old: Plan, free: Sequence[Device], options: Iterable[Option], cluster: Cluster
+) -> dict[str, Any]:
+    """The move of a job under `old` to the best of `options` that fits on its own devices and the `free` ones, placed
+    for the least bytes. Bytes are exact and times predicted; the scheduler may decide on other devices, since it weighs
+    the other jobs too. Raises `SpecError` when nothing fits now."""
+    candidates = (*old.devices, *free)
+    fitting = [option for option in options if option.num_devices <= len(candidates)]
+    if not fitting:
+        raise SpecError("resize", spec.name, f"only {len(candidates)} devices are its own or free", "it would wait")
+    layout = min(fitting, key=lambda option: (option.step_s, option.num_devices)).layout.resolve(spec.model)
+    shape = JobShape.of(spec)
+    devices = assign(shape, old, layout, candidates, cluster)
+    new = Plan.checked(layout, devices, spec.model, spec.global_batch, spec.sequence_length, cluster)
+    move = plan_move(shape, old, new, cluster)
+    predicted = predict_move(shape, old, new, cluster, pace_of(cluster))
+    return {
+        "dry_run": True,
+        "old": old.to_dict(),
+        "new": new.to_dict(),
+        "moved_bytes": move.moved_bytes,
+        "network_bytes": move.network_bytes,
+        "resident_bytes": move.resident_bytes,
+        "predicted_pause_s": predicted.pause_s,
+        "predicted_release_s": predicted.release_s,
+        "links": _links(move),
+        "peak_bytes": {str(device): peak.keep for device, peak in zip(move.participants, peaks(move), strict=True)},
+    }
+
+
+def _links(move: MovePlan) -> list[dict[str, Any]]:
+    """Bytes from device to device, the busiest first."""
+    sent: dict[tuple[Device, Device], int] = defaultdict(int)
+    for stream in move.streams:
+        sent[move.participants[stream.src], move.participants[stream.dst]] += stream.num_bytes
+    rows = [{"source": str(a), "target": str(b), "network": a.node != b.node, "bytes": n} for (a, b), n in sent.items()]
+    return sorted(rows, key=lambda row: (-row["bytes"], row["source"], row["target"]))
