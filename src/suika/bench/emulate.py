@@ -1,10 +1,10 @@
 """The same workload twice: in the simulator, and through the real controller, agents and store on emulated devices.
 
-The jobs are rows of a trace, chosen by run time and taken in order of submission, with arrivals rescaled to `load`. Both
-worlds have the same table of measured iteration times, the same ranges, the same policy and the same prices of launches
-and moves. The emulated one is `suika up --emulate` in a process of its own, with its store on disk and one agent process
-for all nodes; a client submits each job when its time has come. Differences are what the simulator leaves out: messages,
-the store's writes, decisions that take their time while the clock runs `speedup` times as fast.
+The jobs are rows of a trace, chosen by run time and taken in order of submission, with arrivals rescaled to `load`.
+Both worlds have the same table of measured iteration times, the same ranges, the same policy and the same prices of
+launches and moves. The emulated one is `suika up --emulate` in a process of its own, with its store on disk and one
+agent process for all nodes; a client submits each job when its time has come. Differences are what the simulator leaves
+out: messages, the store's writes, decisions that take their time while the clock runs `speedup` times as fast.
 """
 
 from __future__ import annotations
@@ -55,9 +55,12 @@ def run(
     workload = build(chosen, topology, models, load=load).jobs
     simulated = simulate(workload, topology, models, policy)
     makespan_s = max(record.end_s or 0.0 for record in simulated.records)
-    with tempfile.TemporaryDirectory(prefix="suika-emulate-") as folder:
-        with emulated(Path(folder), cluster, speedup, times, policy) as home:
-            rows = play(home, workload, models, speedup, 2.0 * makespan_s / speedup + 60.0)
+    patience_s = 2.0 * makespan_s / speedup + 60.0
+    with (
+        tempfile.TemporaryDirectory(prefix="suika-emulate-") as folder,
+        emulated(Path(folder), cluster, speedup, times, policy) as home,
+    ):
+        rows = play(home, workload, models, speedup, patience_s)
     return compare(simulated, rows, policy, speedup)
 
 
@@ -83,13 +86,13 @@ def simulate(jobs: Sequence[SimJob], cluster: Cluster, models: Models, policy: s
 
 @contextmanager
 def emulated(folder: Path, cluster: str, speedup: float, times: Path, policy: str) -> Iterator[Path]:
-    """`suika up --emulate` in a process of its own, all its nodes here. Gives its home."""
+    """`suika up --emulate` in a process of its own, all its nodes here. Gives its home, which may be there before."""
     home = folder / "home"
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "suika.cli", "up", "--foreground", "--emulate", cluster]
     command += ["--speedup", str(speedup), "--times", str(times), "--policy", policy]
     environment = {**os.environ, "SUIKA_HOME": str(home)}
-    with (folder / "controller.log").open("wb") as log:
+    with (folder / "controller.log").open("ab") as log:
         server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + _UP_WAIT_S

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("suika.cli.cluster:nodes", "List nodes and who holds their devices."),
     "drain": ("suika.cli.cluster:drain", "Move jobs off a node and give it no new work."),
     "events": ("suika.cli.cluster:events", "Show what happened, oldest first."),
+    "top": ("suika.cli.top:top", "Watch the cluster: jobs, devices and moves."),
     "quota": ("suika.cli.quota:quota", "How many devices a tenant's jobs may hold."),
     "account": ("suika.cli.account:app", "Accounts, their roles and tokens."),
     "store": ("suika.cli.store:app", "Back up and restore the controller's database."),

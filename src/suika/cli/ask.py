@@ -15,19 +15,25 @@ from suika.core.errors import SpecError
 FAILED, MISTAKE, NO_CLUSTER = 1, 2, 3
 
 
+def reach(call: str, **arguments: Any) -> Any:
+    """The result of `call`, from `$SUIKA_SERVER` or from this machine's controller. Raises the client's errors."""
+    if server := os.environ.get("SUIKA_SERVER"):
+        from suika.control.remote import call as send_far
+
+        return send_far(call, server, **arguments)
+    from suika.control.client import call as send
+
+    return send(call, **arguments)
+
+
 def ask(call: str, **arguments: Any) -> Any:
     """The result of `call`, from `$SUIKA_SERVER` or from this machine's controller.
 
     Ends the process with a line on stderr if there is none."""
     from suika.control.client import ControllerFaultError, NoControllerError
-    from suika.control.client import call as send
 
     try:
-        if server := os.environ.get("SUIKA_SERVER"):
-            from suika.control.remote import call as send_far
-
-            return send_far(call, server, **arguments)
-        return send(call, **arguments)
+        return reach(call, **arguments)
     except SpecError as error:
         note(f"suika: {error}")
         sys.exit(MISTAKE)

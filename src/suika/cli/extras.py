@@ -12,7 +12,7 @@ MODULES = {
     "train": ("torch",),
     "server": (
         *("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx"),
-        *("sse_starlette", "prometheus_client", "websockets"),
+        *("sse_starlette", "prometheus_client", "websockets", "textual"),
     ),
 }
 

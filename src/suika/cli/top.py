@@ -1,0 +1,21 @@
+"""`suika top`: the cluster as it is now, until `q`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from suika.cli.ask import ask
+from suika.cli.extras import need
+
+
+def top(
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
+) -> None:
+    """Watch jobs, devices and moves. Asks the same calls as `ps`, `nodes` and `events`; q ends it."""
+    need("top", "server")
+    from suika.cli.top_screen import Top
+
+    ask("nodes")  # says what is wrong before the screen is taken
+    Top(every).run()
