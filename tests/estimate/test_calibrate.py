@@ -16,7 +16,7 @@ from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.presets import preset
 from suika.core.sample import CollectiveSample, StepSample
-from suika.estimate.calibrate import TERMS, Calibration, prior_covariance, slopes
+from suika.estimate.calibrate import TERMS, Calibration, prior_covariance, slopes, updated
 from suika.estimate.grid import LayoutColumns
 from suika.estimate.predict import estimate_layout, setting
 from suika.estimate.recipe import BUILT_IN
@@ -63,6 +63,15 @@ def test_other_layouts_gain_from_it_and_are_less_sure() -> None:
     assert warm < 0.6 * cold
     own, others = (known.sigma(slopes(grid(layout))[1])[0] for layout in (LAYOUT, Layout(tp=8, dp=2)))
     assert own < others < Calibration.prior("H100").sigma(slopes(grid())[1])[0] * 1.5
+
+
+def test_like_layouts_share_more_of_what_the_form_gets_wrong() -> None:
+    """Three rows with the same shares: the measured one, a neighbour, and one three doublings away."""
+    shares = np.repeat(slopes(grid())[1], 3, axis=0)
+    places = np.array([[0.0], [0.5], [3.0]])
+    expected, variance = updated([0], np.array([0.2, np.nan, np.nan]), shares, places)
+    assert 0.2 > expected[0] >= expected[1] > expected[2] > 0
+    assert variance[0] < variance[1] < variance[2]
 
 
 def test_one_wild_measurement_is_doubted() -> None:

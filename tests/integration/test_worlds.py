@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from live import Live
 
-from suika.control.state import Watch
+from suika.control.learned import Learned
 from suika.core.job import JobSpec, JobState, parse_job
 from suika.core.snapshot import ScalingCurve
 from suika.plan.curves import curve_of_job
@@ -108,7 +108,7 @@ def play_simulated(specs: dict[str, JobSpec], curves: dict[str, ScalingCurve], c
 
 
 def test_both_worlds_decide_alike(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watch, "step_s", property(lambda watch: None))
+    monkeypatch.setattr(Learned, "settle", lambda *_: None)
     decided = play_live(live)
     specs = {name: parse_job(live.file(name, **changes)) for name, changes in FILES.items()}
     cluster = live.service.backend.cluster

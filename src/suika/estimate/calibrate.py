@@ -131,13 +131,26 @@ class Calibration:
         return rows
 
 
-def updated(rows: Sequence[int], surprises: Array, shares: Array) -> tuple[Array, Array]:
-    """Linear update of all N rows of one job by its measured `rows`: (expected surprise (N,), its variance (N,))."""
-    k = shares @ prior_covariance() @ shares.T
+FORM_SD = 0.06  # of log(step time), for what the model's form gets wrong about one layout
+FORM_REACH = 1.5  # doublings of degrees, batches or devices over which that is still about the same error
+
+
+def form_covariance(places: Array) -> Array:
+    """(N, N): what the form gets wrong about layouts at `places` (N, axes; in doublings): alike where they are alike."""
+    apart = ((places[:, None] - places[None]) ** 2).sum(axis=-1)
+    return np.asarray(FORM_SD**2 * np.exp(-0.5 * apart / FORM_REACH**2))
+
+
+def updated(rows: Sequence[int], surprises: Array, shares: Array, places: Array) -> tuple[Array, Array]:
+    """Linear update of all N rows of one job by its measured `rows`: (expected surprise (N,), its variance (N,)).
+
+    A row learns what it shares with the measured ones: op classes by its `shares`, and the form's error by how near its
+    layout is (`places`, as `form_covariance`).
+    """
+    k = shares @ prior_covariance() @ shares.T + form_covariance(places)
     seen = np.asarray(rows)
     noise = k[np.ix_(seen, seen)] + ROW_SD**2 * np.eye(len(seen))
     solve = np.linalg.solve(noise, k[seen])
     bound = DOUBT * np.sqrt(np.diag(noise))
-    return solve.T @ np.clip(surprises[seen], -bound, bound), np.diag(k) - np.einsum(
-        "in,in->n", k[seen], solve
-    ) + ROW_SD**2
+    variance = np.diag(k) - np.einsum("in,in->n", k[seen], solve) + ROW_SD**2
+    return solve.T @ np.clip(surprises[seen], -bound, bound), variance

@@ -19,7 +19,7 @@ from suika.estimate.calibrate import ROW_SD, prior_covariance, slopes, updated
 from suika.estimate.cases import Case, Skipped, groups
 from suika.estimate.factors import shipped
 from suika.estimate.fit import fit
-from suika.estimate.grid import Array, Grid
+from suika.estimate.grid import RECOMPUTE, Array, Grid
 from suika.estimate.memory import memory
 from suika.estimate.predict import COLD_SHARE
 
@@ -122,10 +122,10 @@ def _calibrated(p: _Predictions, calibrate: Calibrate) -> _Errors:
             for i in timed:
                 errors.singleton[i] = True
             continue
-        shares, z = p.shares[timed], p.surprise[timed]
+        shares, z, places = p.shares[timed], p.surprise[timed], np.stack([_place(p.cases[i]) for i in timed])
         choices = [[k] for k in range(len(timed))] if calibrate == "one" else [_three(shares)]
         for seen in choices:
-            expected, variance = updated(seen, z, shares)
+            expected, variance = updated(seen, z, shares, places)
             for k, i in enumerate(timed):
                 if k in seen:
                     continue
@@ -138,6 +138,17 @@ def _calibrated(p: _Predictions, calibrate: Calibrate) -> _Errors:
             full[timed] = expected
             _regret(p, errors, timed, full)
     return errors
+
+
+KINDS_APART = 1.5  # doublings that another sharding or recompute counts as
+
+
+def _place(case: Case) -> Array:
+    """Where a case lies among others of its group, in doublings: see `calibrate.form_covariance`."""
+    x = case.layout
+    sizes = (x.tp, x.pp, x.dp, x.cp, x.micro_batch, case.virtual_stages, case.global_batch)
+    kinds = (x.zero, RECOMPUTE.index(x.recompute))
+    return np.array([*(float(np.log2(max(size, 1))) for size in sizes), *(KINDS_APART * kind for kind in kinds)])
 
 
 def _three(shares: Array) -> list[int]:
