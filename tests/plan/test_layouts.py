@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suika.core.errors import SpecError
+from suika.core.job import JobSpec
 from suika.core.layout import Layout, check_layout, micro_batch_shares
 from suika.core.model import ModelSpec
 from suika.estimate.grid import LayoutColumns
 from suika.plan.layouts import MEGATRON, Space, layout_columns, legal_layouts, legal_tps
+from suika.train.limits import check_runnable
 
 LLAMA = ModelSpec("llama", "llama", 6, 48, 96, 12, 256, kv_heads=4)
 MOE = ModelSpec("moe", "llama", 4, 64, 128, 8, 256, experts=8, experts_per_token=2)
@@ -49,6 +51,20 @@ def test_every_layout_of_the_widest_space_is_legal(model: ModelSpec, num_devices
     for layout in legal_layouts(model, num_devices, global_batch=global_batch, sequence_length=64, space=MEGATRON):
         check_layout(layout, model, global_batch, 64)
         assert layout.num_ranks == num_devices
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([LLAMA, MOE]), st.integers(1, 32), st.sampled_from([8, 12, 24, 64]), st.sampled_from([64, 8192]))
+def test_what_is_offered_to_jobs_is_what_the_trainer_runs(
+    model: ModelSpec, num_devices: int, global_batch: int, sequence_length: int
+) -> None:
+    fields = {"name": "m", "model": model, "data": "d", "steps": 1}
+    spec = JobSpec(**fields, global_batch=global_batch, sequence_length=sequence_length)
+    shape = {"global_batch": global_batch, "sequence_length": sequence_length}
+    for layout in legal_layouts(model, num_devices, **shape):
+        check_runnable(spec, layout)
+    if model is MOE and num_devices in (2, 8):
+        assert max(layout.ep for layout in legal_layouts(model, num_devices, **shape)) == num_devices
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,7 +14,7 @@ from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.mesh import Mesh
 from suika.runtime.program import RankGroups
-from suika.train.axis import Axis, TensorParallel
+from suika.train.axis import Axis, Parallel
 from suika.train.pipeline import StagedPipeline
 from suika.train.program import build
 from suika.train.stage import Stage
@@ -59,7 +59,7 @@ DEPTHS = [(pp, v, rounds * pp) for pp, v, rounds in product((2, 3, 4), (2, 3), (
 def _interleaved(pp: int, virtual_stages: int, num_micro_batches: int) -> dict[int, list]:
     """What each rank does in a step, sends and receives included, as its schedule says."""
     model, layout = llama(layers=pp * virtual_stages), Layout(pp=pp, virtual_stages=virtual_stages)
-    stage = Stage(model, layout, Mesh(layout).coordinate(0), 8, torch.float32, TensorParallel(Axis("tp")))
+    stage = Stage(model, layout, Mesh(layout).coordinate(0), 8, torch.float32, Parallel())
     schedule = StagedPipeline(stage, num_micro_batches, 1, Axis("pp", None, pp, 0)).schedule
     assert not isinstance(schedule, Schedule1F1B)
     return schedule.pipeline_order_with_comms

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from twins import gpt, job, llama, plan_of, text, twin
+from twins import gpt, job, llama, moe, plan_of, text, twin
 
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
@@ -60,20 +60,39 @@ def mlp(model: ModelSpec, p: Parameters, name: str, x: Tensor) -> Tensor:
     return linear(p, f"{name}.down", 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))))
 
 
-def logits(model: ModelSpec, p: Parameters, ids: Tensor) -> Tensor:
+def mixture(model: ModelSpec, p: Parameters, layer: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every expert on every token, weighed with zero where it was not chosen; and the balancing loss, per sequence."""
+    scores = (x @ p[f"{layer}.router.weight"].T).softmax(-1)
+    best = scores.topk(model.experts_per_token).indices
+    chosen = F.one_hot(best, model.experts).sum(-2)  # (B, L, E)
+    gates = scores * chosen / (scores * chosen).sum(-1, keepdim=True)
+    y = sum(gates[..., e : e + 1] * mlp(model, p, f"{layer}.experts.{e}", x) for e in range(model.experts))
+    y = y + sum(mlp(model, p, f"{layer}.shared_experts.{s}", x) for s in range(model.shared_experts))
+    share = chosen.double().mean(1) * model.experts / model.experts_per_token  # 1 where all are equally busy
+    return y, (share * scores.mean(1)).sum(-1).mean()
+
+
+def logits(model: ModelSpec, p: Parameters, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and what is added to the loss before backward."""
+    extra = torch.zeros((), dtype=torch.float64)
     x = p["embedding.weight"][ids]
     if model.family == "gpt":
         x = x + p["positions.weight"][: ids.shape[1]]
     for i in range(model.layers):
         x = x + attention(model, p, f"layers.{i}.attention", norm(model, p, f"layers.{i}.attention_norm", x))
-        x = x + mlp(model, p, f"layers.{i}.mlp", norm(model, p, f"layers.{i}.mlp_norm", x))
-    return norm(model, p, "final_norm", x) @ p["embedding.weight" if model.tied else "head.weight"].T
+        inner = norm(model, p, f"layers.{i}.mlp_norm", x)
+        if model.is_moe_layer(i):
+            y, balance = mixture(model, p, f"layers.{i}", inner)
+            x, extra = x + y, extra + model.balance * balance
+        else:
+            x = x + mlp(model, p, f"layers.{i}.mlp", inner)
+    return norm(model, p, "final_norm", x) @ p["embedding.weight" if model.tied else "head.weight"].T, extra
 
 
 @pytest.mark.parametrize(
     "model",
-    [gpt(), gpt(tied=False), llama(), llama(tied=True, kv_heads=1, qkv_bias=True)],
-    ids=["gpt-tied", "gpt", "llama-gqa", "llama-tied-mqa"],
+    [gpt(), gpt(tied=False), llama(), llama(tied=True, kv_heads=1, qkv_bias=True), moe(), moe(gpt)],
+    ids=["gpt-tied", "gpt", "llama-gqa", "llama-tied-mqa", "moe-llama", "moe-gpt"],
 )
 def test_ten_steps_are_those_of_textbook_pytorch(model: ModelSpec) -> None:
     spec = job(model)
@@ -93,9 +112,10 @@ def test_ten_steps_are_those_of_textbook_pytorch(model: ModelSpec) -> None:
     results = twin(spec)
     for step, result in enumerate(results):
         samples = torch.from_numpy(program.dataset.samples(step * spec.global_batch, (step + 1) * spec.global_batch))
-        loss = F.cross_entropy(logits(model, p, samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten())
+        predicted, extra = logits(model, p, samples[:, :-1])
+        loss = F.cross_entropy(predicted.flatten(0, 1), samples[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        (loss + extra).backward()
         grads = [parameter.grad for parameter in p.values() if parameter.grad is not None]
         grad_norm = torch.nn.utils.get_total_norm(grads)
         for grad in grads:

@@ -6,6 +6,7 @@ import atexit
 import shutil
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ def gpt(**changes: Any) -> ModelSpec:
 def llama(**changes: Any) -> ModelSpec:
     shape = {"layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "kv_heads": 2, "vocab": 257}
     return ModelSpec(**{"name": "llama-tiny", "family": "llama", **shape, **changes})
+
+
+def moe(make: Callable[..., ModelSpec] = llama, **changes: Any) -> ModelSpec:
+    """Six experts in all but the first of three layers, two for each token and one for all."""
+    mixture = {"experts": 6, "experts_per_token": 2, "shared_experts": 1, "expert_ffn": 16, "first_dense_layers": 1}
+    return make(**{"name": "moe-tiny", "layers": 3, "balance": 0.1, **mixture, **changes})
 
 
 def job(model: ModelSpec, precision: str = "fp64", **changes: Any) -> JobSpec:

@@ -51,6 +51,7 @@ def from_huggingface(config: Any, name: str = "") -> ModelSpec:
         rope_theta=float(config.get("rope_theta") or 10_000.0),
         norm_eps=float(config.get("rms_norm_eps") or config.get("layer_norm_epsilon") or 1e-5),
         shared_experts=1 if config.get("shared_expert_intermediate_size") else 0,
+        balance=float(config.get("router_aux_loss_coef") or 0.0),
         **values,  # type: ignore[arg-type]
     )
 
@@ -99,6 +100,7 @@ def model_from_megatron(text: str | Sequence[str], name: str = "megatron") -> Mo
         experts=experts,
         experts_per_token=_flag(flags, "moe-router-topk", 2) if experts else 0,
         expert_ffn=_flag(flags, "moe-ffn-hidden-size", 0) if experts else 0,
+        balance=float(flags.get("moe-aux-loss-coeff") or 0.0),
     )
 
 

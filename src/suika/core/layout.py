@@ -215,3 +215,10 @@ def check_layout(layout: Layout, model: ModelSpec, global_batch: int, sequence_l
         require(model.experts > 0, "layout.ep", layout.ep, "the model has no experts", "use ep=1")
         require(model.experts % layout.ep == 0, "layout.ep", layout.ep, f"experts({model.experts}) % ep != 0")
         require((layout.dp * layout.cp) % layout.ep == 0, "layout.ep", layout.ep, f"dp({layout.dp}) x cp % ep != 0")
+        require(
+            len(set(shares)) == 1,
+            "layout.ep",
+            layout.ep,
+            f"dp ranks have different numbers of micro-batches, {shares}, and would wait for each other's tokens",
+            "let dp x micro_batch divide the global batch",
+        )

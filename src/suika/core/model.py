@@ -47,7 +47,8 @@ class ModelSpec:
     `gpt`: LayerNorm with bias, learned positions, GELU MLP, biases everywhere.
     `llama`: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases (`qkv_bias` for Qwen2).
     `experts` > 0 replaces each layer's MLP by a mixture with `experts_per_token` routed and `shared_experts` always
-    active experts of `expert_ffn` columns each, from layer `first_dense_layers` on.
+    active experts of `expert_ffn` columns each, from layer `first_dense_layers` on. `balance` weighs the loss that
+    keeps the experts equally busy (0: none).
     `dropout`: share of the elements dropped after the embedding and at the end of each residual branch.
     `frozen`: patterns (`layers.[0-3].*`, `embedding.weight`) of the names of tensors that are not trained: they have no
     masters and no moments. `lora` adds adapters, which are always trained; without `frozen` nothing else is.
@@ -72,6 +73,7 @@ class ModelSpec:
     shared_experts: int = 0
     expert_ffn: int = 0
     first_dense_layers: int = 0
+    balance: float = 0.01
     dropout: float = 0.0
     frozen: tuple[str, ...] = ()
     lora: Lora | None = None
@@ -80,7 +82,18 @@ class ModelSpec:
         if self.family not in ("gpt", "llama"):
             raise SpecError("model.family", self.family, "unknown family", "use gpt or llama")
         for field, value in vars(self).items():
-            if field in ("name", "family", "tied", "qkv_bias", "rope_theta", "norm_eps", "dropout", "frozen", "lora"):
+            if field in (
+                "name",
+                "family",
+                "tied",
+                "qkv_bias",
+                "rope_theta",
+                "norm_eps",
+                "balance",
+                "dropout",
+                "frozen",
+                "lora",
+            ):
                 continue
             least = int(field in ("layers", "hidden", "ffn", "heads", "vocab"))
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -88,6 +101,7 @@ class ModelSpec:
             require(value <= LARGEST, f"model.{field}", value, f"must be at most {LARGEST}")
         require(self.rope_theta > 0, "model.rope_theta", self.rope_theta, "must be > 0")
         require(self.norm_eps > 0, "model.norm_eps", self.norm_eps, "must be > 0")
+        require(0 <= self.balance <= 1, "model.balance", self.balance, "must be between 0 and 1")
         require(0 <= self.dropout < 1, "model.dropout", self.dropout, "must be >= 0 and < 1")
         object.__setattr__(self, "frozen", tuple(self.frozen))
         if self.lora is not None and not self.frozen:
@@ -121,6 +135,8 @@ class ModelSpec:
             )
             if not self.expert_ffn:
                 object.__setattr__(self, "expert_ffn", self.ffn)
+        else:
+            object.__setattr__(self, "balance", 0.0)
         if self.frozen:
             from suika.core.tensors import check_trained
 

@@ -35,7 +35,7 @@ class LogicalTensor:
     decay: bool = True  # weight decay group
     expert: int | None = None  # global expert number
     trained: bool = True  # a frozen tensor has weights only
-    in_region: bool = False  # whole on every tp rank, but multiplied with what is only the rank's part
+    in_region: bool = False  # whole on every tp rank, but each sees only a part of its gradient
 
     @property
     def numel(self) -> int:
@@ -79,7 +79,10 @@ def _mlp(prefix: str, model: ModelSpec, layer: int, ffn: int, expert: int | None
             yield LogicalTensor(f"{prefix}.{part}.bias", (ffn,), "layer", layer, tp_dim=0, decay=False, expert=expert)
     yield LogicalTensor(f"{prefix}.down.weight", (model.hidden, ffn), "layer", layer, tp_dim=1, expert=expert)
     if bias:
-        yield LogicalTensor(f"{prefix}.down.bias", (model.hidden,), "layer", layer, decay=False, expert=expert)
+        # A routed expert's is added inside of the tensor-parallel region, by the first rank: it is gated with the rest.
+        routed = expert is not None
+        shape = (model.hidden,)
+        yield LogicalTensor(f"{prefix}.down.bias", shape, "layer", layer, decay=False, expert=expert, in_region=routed)
 
 
 def _layer(model: ModelSpec, layer: int) -> Iterator[LogicalTensor]:

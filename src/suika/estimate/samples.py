@@ -57,11 +57,14 @@ def steady_step(samples: Iterable[StepSample]) -> Steady | None:
 
 
 # Class of a sample (what the trainer's spans are called) -> which part of the price it measures.
-COMPUTE, TP, DP, UPDATE = "compute", "tp", "dp", "optimizer"
-_PART_OF = {"compute": COMPUTE, "pp": COMPUTE, "tp": TP, "dp": DP, "ends": DP, "reduce": UPDATE, "norm": UPDATE}
+COMPUTE, TP, CP, EP, DP, UPDATE = "compute", "tp", "cp", "ep", "dp", "optimizer"
+_COMMS = {"tp": TP, "cp": CP, "ep": EP, "dp": DP, "ends": DP}
+_PART_OF = {"compute": COMPUTE, "pp": COMPUTE, **_COMMS, "reduce": UPDATE, "norm": UPDATE}
 _CLASSES = {
     COMPUTE: ("gemm", "low", "attention", "vector", "host", "p2p"),
     TP: ("tp",),
+    CP: ("cp",),
+    EP: ("ep",),
     DP: ("dp", "network"),
     UPDATE: ("optimizer",),
 }

@@ -45,7 +45,7 @@ class Price:
     hop_s: Array
     micro_batch_s: Array
     work_s: Array  # of all ranks together
-    work_parts_s: Mapping[str, Array]  # of an average rank: compute, tp, dp, optimizer
+    work_parts_s: Mapping[str, Array]  # of an average rank: compute, tp, cp, ep, dp, optimizer
 
 
 CONTENTION = 8  # norm that joins the critical path and the shared cores' bound: near a maximum
@@ -114,8 +114,9 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
         g.micro_batch_s * scale["host"],
         work_s,
         {
-            "compute": num_micro * total / g.pp - num_micro * g.layers / g.pp * (both["tp"] + both["gather"]),
-            "tp": num_micro * g.layers / g.pp * both["tp"],
+            "compute": num_micro * total / g.pp
+            - num_micro * g.layers / g.pp * sum(both[k] for k in ("tp", "cp", "ep", "gather")),
+            **{k: num_micro * g.layers / g.pp * both[k] for k in ("tp", "cp", "ep")},
             "dp": sync + num_micro * g.layers / g.pp * both["gather"],
             "optimizer": update,
         },

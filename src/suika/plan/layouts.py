@@ -32,7 +32,7 @@ class Space:
 
 
 SHORTEST_PART = 2048  # tokens of a sequence on one context-parallel rank
-BUILT_IN = Space()
+BUILT_IN = Space(ep=(1, 2, 4, 8, 16, 32, 64))
 MEGATRON = Space(
     micro_batches=(1, 2, 4, 8, 16),
     virtual_stages=(1, 2, 4),
@@ -106,6 +106,7 @@ def _block(
     least = batches // dp
     ok = (least >= pp) & (dp * cp % ep == 0)
     ok &= (v == 1) | ((batches % dp == 0) & (least % pp == 0))
+    ok &= (ep == 1) | (batches % dp == 0)
     dp, ep, b, v, zero, kind = (axis[ok] for axis in (dp, ep, b, v, zero, kind))
     full = np.full_like
     return [full(dp, tp), full(dp, pp), dp, full(dp, cp), ep, b, v, zero, kind, full(dp, sp)]

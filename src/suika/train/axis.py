@@ -64,6 +64,22 @@ class Axis:
         wait(works, self.name)
         return fold(received)
 
+    def swap(self, tensor: Tensor) -> Tensor:
+        """`tensor[r]` of this rank goes to rank r: (size, *shape) -> what each rank sent here, (size, *shape)."""
+        received, works = self.exchange(tensor.contiguous().unbind())
+        wait(works, self.name)
+        return torch.stack(received)
+
+    def trade(self, rows: Tensor, leaving: Sequence[int], coming: Sequence[int]) -> Tensor:
+        """The first `leaving[0]` rows go to rank 0, and so on; `coming[r]` rows arrive from rank r, in rank order."""
+        if self.group is None:
+            return rows
+        received = rows.new_empty((sum(coming), *rows.shape[1:]))
+        outgoing, incoming = rows.contiguous().split(list(leaving)), received.split(list(coming))
+        incoming[self.rank].copy_(outgoing[self.rank])
+        wait(self._swap(outgoing, incoming), self.name)
+        return received
+
     def exchange(self, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
         """Start an all-to-all: `parts[r]` goes to rank r. Returns what arrives from each rank, in rank order (its own
         part as it is), and the works to wait for; until then `parts` must not change. Parts may differ in size."""
@@ -215,9 +231,25 @@ class TensorParallel:
             return x
         return (_LeaveSequence if self.sequence else _Leave).apply(x, self.axis)
 
+    def whole(self, x: Tensor) -> Tensor:
+        """`enter` for what has no gradient, such as indices (B, L/tp, K)."""
+        return _join_sequence(x, self.axis) if self.sequence else x
+
     def positions(self, length: int) -> slice:
         """The positions of a sequence of `length` that this rank holds outside of a region."""
         if not self.sequence:
             return slice(0, length)
         each = length // self.axis.size
         return slice(self.axis.rank * each, (self.axis.rank + 1) * each)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The axes along which the layers of a rank are cut."""
+
+    tp: TensorParallel = TensorParallel(Axis("tp"))
+    ep: Axis = Axis("ep")
+
+    def sum_over_sequence(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks that hold positions of the same sequences, outside of tensor-parallel regions."""
+        return self.tp.axis.sum(tensor) if self.tp.sequence else tensor

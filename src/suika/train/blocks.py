@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from suika.core.layout import Recompute
 from suika.core.model import ModelSpec
-from suika.train.axis import TensorParallel
+from suika.train.axis import Parallel, TensorParallel
 from suika.train.masks import Masks
 
 
@@ -127,24 +127,38 @@ class Mlp(nn.Module):
         self.up, self.down = Linear(model), Linear(model)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tp.enter(x)
+        y = self.tp.leave(self.partial(self.tp.enter(x)))
+        return y if self.down.bias is None else y + self.down.bias
+
+    def partial(self, x: Tensor) -> Tensor:
+        """Inside of a tensor-parallel region: this rank's part of the output, without the last bias."""
         up = self.up(x, self.up.bias)
         if self.gated:
-            hidden = F.silu(self.gate(x)) * up
-        else:
-            hidden = F.gelu(up, approximate="tanh")
-        y = self.tp.leave(self.down(hidden))
-        return y if self.down.bias is None else y + self.down.bias
+            return self.down(F.silu(self.gate(x)) * up)
+        return self.down(F.gelu(up, approximate="tanh"))
+
+    def routed(self, rows: Tensor) -> Tensor:
+        """As an expert, inside of a region: `partial` of (R, D), and the last bias from the first tp rank alone."""
+        y = self.partial(rows)
+        return y if self.down.bias is None or self.tp.axis.rank else y + self.down.bias
 
 
 class Block(nn.Module):
     """Pre-norm residual block number `layer` of the model, with dropout at the end of each branch."""
 
-    def __init__(self, model: ModelSpec, layer: int, tp: TensorParallel, recompute: Recompute) -> None:
+    def __init__(self, model: ModelSpec, layer: int, parallel: Parallel, recompute: Recompute) -> None:
         super().__init__()
-        self.name, self.recompute_all = f"layers.{layer}", recompute == "full"
-        self.attention_norm, self.attention = Norm(model), Attention(model, tp, recompute)
-        self.mlp_norm, self.mlp = Norm(model), Mlp(model, tp)
+        self.name, self.recompute_all, self.parallel = f"layers.{layer}", recompute == "full", parallel
+        self.attention_norm, self.attention = Norm(model), Attention(model, parallel.tp, recompute)
+        self.mlp_norm = Norm(model)
+        self.add_mlp(model)
+
+    def add_mlp(self, model: ModelSpec) -> None:
+        self.mlp = Mlp(model, self.parallel.tp)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The MLP, or what stands in its place: outside of a tensor-parallel region on both sides."""
+        return self.mlp(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, masks: Masks) -> Tensor:
         if self.recompute_all:
@@ -153,4 +167,4 @@ class Block(nn.Module):
 
     def _run(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, masks: Masks) -> Tensor:
         x = x + masks.drop(self.attention(self.attention_norm(x), rotary), f"{self.name}.attention")
-        return x + masks.drop(self.mlp(self.mlp_norm(x)), f"{self.name}.mlp")
+        return x + masks.drop(self.feed_forward(self.mlp_norm(x)), f"{self.name}.mlp")

@@ -16,7 +16,7 @@ from suika.core.plan import Plan
 from suika.reshard.state import buffer_specs, optimizer_kinds, rank_buckets, shard_box, weight_dtype
 from suika.runtime.profiler import span
 from suika.runtime.program import RankGroups, StepResult
-from suika.train.axis import Axis, Replicas, TensorParallel
+from suika.train.axis import Axis, Parallel, Replicas, TensorParallel
 from suika.train.dataset import Dataset
 from suika.train.gradients import Gradients
 from suika.train.initial import initial_shard
@@ -57,7 +57,7 @@ class Trainer:
         self._build_stage()
 
     def _build_stage(self) -> None:
-        spec, layout = self.spec, self.layout
+        spec, layout, groups = self.spec, self.layout, self.groups
         split_sequence = layout.sequence_parallel and layout.tp > 1
         self.stage = Stage(
             spec.model,
@@ -65,14 +65,14 @@ class Trainer:
             self.place,
             spec.sequence_length,
             getattr(torch, weight_dtype(spec.precision)),
-            TensorParallel(self.tp, split_sequence),
+            Parallel(TensorParallel(self.tp, split_sequence), Axis.of("ep", groups.ep)),
         )
         shares = micro_batch_shares(spec.global_batch, layout.micro_batch, layout.dp)
         first = sum(shares[: self.place.dp]) * layout.micro_batch
         # This rank's part of each global batch, in samples.
         self._share = (first, first + shares[self.place.dp] * layout.micro_batch)
         dtype = getattr(torch, optimizer_kinds(spec.precision)["m"])
-        self.gradients = Gradients(self.trained, dtype, self.tp, self.replicas, self.ends, self.stage.tp.sequence)
+        self.gradients = Gradients(self.trained, dtype, self.tp, self.replicas, self.ends, split_sequence)
         self.pipeline = build_pipeline(self.stage, shares[self.place.dp], layout.micro_batch, self.pp)
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -155,7 +155,7 @@ class Trainer:
 
     def _masks(self) -> tuple[Masks, ...]:
         """Dropout masks of this rank's micro-batches in the next step."""
-        held = self.stage.tp.positions(self.spec.sequence_length)
+        held = self.stage.parallel.tp.positions(self.spec.sequence_length)
         rate, seed = self.spec.model.dropout, self.spec.seed
         return step_masks(rate, seed, self.steps_done, range(*self.sample_range), self.layout.micro_batch, (held,))
 

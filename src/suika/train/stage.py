@@ -17,8 +17,9 @@ from suika.core.layout import Layout
 from suika.core.mesh import Coordinate
 from suika.core.model import ModelSpec
 from suika.core.tensors import logical_tensors
-from suika.train.axis import TensorParallel
+from suika.train.axis import Parallel
 from suika.train.blocks import Block, Norm, Weights, rotary_tables
+from suika.train.experts import MixtureBlock
 from suika.train.masks import Masks
 from suika.train.vocabulary import embed, token_losses
 
@@ -33,13 +34,13 @@ class Stage:
         place: Coordinate,
         sequence_length: int,
         dtype: torch.dtype,
-        tp: TensorParallel,
+        parallel: Parallel,
     ) -> None:
         bounds = layout.stage_chunks(model, place.pp)
         if layout.pp == 1:  # its chunks follow each other: nothing passes between them
             bounds = ((0, model.layers),)
-        self.tp, self.length = tp, sequence_length
-        self.chunks = tuple(Chunk(model, layout, place, bound, sequence_length, dtype, tp) for bound in bounds)
+        self.parallel, self.length = parallel, sequence_length
+        self.chunks = tuple(Chunk(model, layout, place, bound, sequence_length, dtype, parallel) for bound in bounds)
 
     @property
     def is_first(self) -> bool:
@@ -84,10 +85,10 @@ class Chunk(nn.Module):
         bounds: tuple[int, int],
         sequence_length: int,
         dtype: torch.dtype,
-        tp: TensorParallel,
+        parallel: Parallel,
     ) -> None:
         super().__init__()
-        self.tp, self.length, self.hidden, self.dtype = tp, sequence_length, model.hidden, dtype
+        self.tp, self.length, self.hidden, self.dtype = parallel.tp, sequence_length, model.hidden, dtype
         first, last = bounds
         self.is_first, self.is_last, self.tied = first == 0, last == model.layers, model.tied
         table = logical_tensors(model, sequence_length)[0]
@@ -97,7 +98,12 @@ class Chunk(nn.Module):
             self.embedding = Weights()
         if self.is_first and model.family == "gpt":
             self.positions = Weights()
-        self.layers = nn.ModuleDict({str(i): Block(model, i, tp, layout.recompute) for i in range(first, last)})
+        self.layers = nn.ModuleDict(
+            {
+                str(i): (MixtureBlock if model.is_moe_layer(i) else Block)(model, i, parallel, layout.recompute)
+                for i in range(first, last)
+            }
+        )
         if self.is_last:
             self.final_norm = Norm(model)
             if not model.tied:
