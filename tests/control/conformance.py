@@ -298,6 +298,7 @@ class DurableConformance(StoreConformance):
         from suika.control.accounts import Accounts
         from suika.control.auth import Role
         from suika.core.errors import SpecError
+        from suika.core.quota import Quota
 
         now = [1000.0]
         accounts = Accounts(store.engine, lambda: now[0])
@@ -317,11 +318,12 @@ class DurableConformance(StoreConformance):
         assert accounts.authenticate(short) is None
         assert accounts.revoke("ann") == 2
         assert accounts.authenticate(token) is None
-        accounts.set_quota("research", 4)
-        accounts.set_quota("research", 6)
-        accounts.set_quota("other", 0)
-        accounts.set_quota("other", None)
-        assert accounts.quotas() == {"research": 6}
+        accounts.set_quota("research", Quota(max=4))
+        accounts.set_quota("research", Quota(2, max=6))
+        accounts.set_quota("sure", Quota(guarantee_nodes=1))
+        accounts.set_quota("other", Quota(max=0))
+        accounts.set_quota("other", Quota())
+        assert accounts.quotas() == {"research": Quota(2, max=6), "sure": Quota(guarantee_nodes=1)}
         accounts.remove("ann")
         assert [account.name for account in accounts.all()] == ["root"]
 
@@ -329,6 +331,7 @@ class DurableConformance(StoreConformance):
         from suika.control.backup import backup, restore
         from suika.control.database import DatabaseStore
         from suika.core.errors import SpecError
+        from suika.core.quota import Quota
 
         store = DatabaseStore(url)
         running(store)

@@ -23,6 +23,7 @@ from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor
 from suika.control.rest import make_app
 from suika.core.job import JobState
+from suika.core.quota import Quota
 from suika.runtime.events import Outcome
 
 PEOPLE = {
@@ -79,7 +80,7 @@ MATRIX: list[tuple[str, str, Any, set[str]]] = [
     ("POST", "/v1/accounts/bob/tokens", {}, {"ada"}),
     ("DELETE", "/v1/accounts/bob/tokens", None, {"ada"}),
     ("GET", "/v1/quotas", None, VIEWERS | {"bob"}),
-    ("PUT", "/v1/quotas/research", {"devices": 4}, {"ada"}),
+    ("PUT", "/v1/quotas/research", {"max": 4}, {"ada"}),
 ]
 
 
@@ -291,14 +292,17 @@ def test_a_token_is_void_at_once(rest: SimpleNamespace) -> None:
 
 
 def test_quotas_reach_the_policy(rest: SimpleNamespace) -> None:
-    rest.ask("ada", "PUT", "/v1/quotas/research", json={"devices": 4})
-    rest.ask("ada", "PUT", "/v1/quotas/product", json={"devices": 2})
+    rest.ask("ada", "PUT", "/v1/quotas/research", json={"max": 4})
+    rest.ask("ada", "PUT", "/v1/quotas/product", json={"guarantee": 1, "max": 2})
     rest.world.turn()
-    assert rest.world.policy.seen[-1].quotas == {"research": 4, "product": 2}
-    assert rest.ask("ann", "GET", "/v1/quotas").json() == {"quotas": {"research": 4}}
-    rest.ask("ada", "PUT", "/v1/quotas/research", json={"devices": None})
+    assert rest.world.policy.seen[-1].quotas == {"research": Quota(max=4), "product": Quota(1, max=2)}
+    assert rest.ask("ann", "GET", "/v1/quotas").json() == {"quotas": {"research": Quota(max=4).to_dict()}}
+    rest.ask("ada", "PUT", "/v1/quotas/research", json={"max": None})
     rest.world.turn()
-    assert rest.world.policy.seen[-1].quotas == {"product": 2}
+    assert rest.world.policy.seen[-1].quotas == {"product": Quota(1, max=2)}
+    refused = rest.ask("ada", "PUT", "/v1/quotas/product", json={"guarantee": 3, "max": 2})
+    assert refused.status_code == 422
+    assert "guarantee" in refused.text
 
 
 def test_the_command_line_over_the_network(

@@ -54,8 +54,10 @@ def test_from_the_first_start_to_a_restored_backup(tmp_path: Path) -> None:
         headers = {"authorization": f"Bearer {token}"}
         assert httpx.post(f"{url}/v1/jobs", json=job, headers=headers, timeout=30).status_code == 201
         assert json.loads(run(home, "quota", "research", 4, "--json").stdout) == {
-            "quotas": [{"tenant": "research", "devices": 4}]
+            "quotas": [{"tenant": "research", "guarantee": 0, "guarantee_nodes": 0, "max": 4, "held": 0}]
         }
+        both = json.loads(run(home, "quota", "research", "--guarantee", 2, "--json").stdout)["quotas"][0]
+        assert (both["guarantee"], both["max"]) == (2, 4)
         run(home, "quota", "research", rc=2)
         run(home, "account", "revoke", "ann")
         assert httpx.get(f"{url}/v1/jobs", headers=headers, timeout=30).status_code == 401

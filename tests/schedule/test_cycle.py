@@ -9,6 +9,7 @@ from schedule_cases import Flat, after, check_floor, curve, job, on, snapshot
 from suika.core.cluster import Device
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.layout import Layout
+from suika.core.quota import Quota
 from suika.core.snapshot import Snapshot
 from suika.schedule.cycle import CycleResult, run_cycle
 from suika.schedule.policies import load
@@ -117,11 +118,11 @@ def test_promised_devices_set_the_earliest_time():
     assert cycle(state, give("a", "n0/1")).steps[0].not_before_s == 130.0
 
 
-def test_quota_refuses_growth_last_decided_first():
-    state = snapshot("1x8:cpu", job("a"), job("b"), quotas={"default": 3})
+def test_a_maximum_cuts_down_whoever_has_the_last_claim():
+    state = snapshot("1x8:cpu", job("a"), job("b"), quotas={"default": Quota(max=3)})
     result = cycle(state, give("a", "n0/0", "n0/1"), give("b", "n0/2", "n0/3"))
-    assert [s.decision.job_id for s in result.steps] == ["a"]
-    assert codes(result) == {"b": "quota"}
+    assert {view.id: len(view.devices) for view in after(result).jobs} == {"a": 2, "b": 1}
+    assert "may hold 3 devices" in result.steps[1].decision.reason.sentence
 
 
 def test_every_waiting_job_has_one_reason():
@@ -132,7 +133,7 @@ def test_every_waiting_job_has_one_reason():
         job("impossible", min_devices=3, max_devices=3),
         job("large", min_devices=8, max_devices=8),
         job("rich", tenant="full", min_devices=2),
-        quotas={"full": 1},
+        quotas={"full": Quota(max=1)},
     )
     waits = cycle(state).waits
     assert {name: str(reason.code) for name, reason in waits.items()} == {

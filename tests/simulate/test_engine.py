@@ -13,6 +13,7 @@ from simulate_cases import curve, mean_jct_s, random_jobs, sim_job, simulate, wo
 from suika.core.cluster import Device
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.layout import Layout
+from suika.core.quota import Quota
 from suika.core.snapshot import JobView, Move, Snapshot
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import NAMES, load
@@ -150,7 +151,7 @@ def test_random_worlds_add_up(seed: int, pause_s: float):
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6))
 def test_quotas_hold_at_every_cycle(seed: int):
-    quotas = {"red": 8, "blue": 10}
+    quotas = {"red": Quota(max=8), "blue": Quota(max=10)}
     jobs = [replace(job, min_devices=1, max_devices=8, requested_devices=1) for job in random_jobs(seed, num=12)]
 
     def check(result: CycleResult) -> None:
@@ -158,7 +159,7 @@ def test_quotas_hold_at_every_cycle(seed: int):
         gets = {d.job_id: len(d.devices) for d in result.decisions}
         for view in result.snapshot.jobs:
             held[view.tenant] += gets.get(view.id, len(view.devices))
-        assert all(held[tenant] <= quota for tenant, quota in quotas.items())
+        assert all(held[tenant] <= quota.max for tenant, quota in quotas.items())
 
     Engine(world(*jobs, quotas=quotas), load("suika"), on_cycle=check).run()
 

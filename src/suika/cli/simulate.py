@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from suika.cli.inputs import read_cluster, read_yaml
 from suika.cli.output import Column, JsonOption, OutputOption, emit, note, seconds
 from suika.core.errors import SpecError, require
+from suika.core.quota import Quota, parse_quotas
 
 COLUMNS = (
     Column("POLICY", lambda r: r["policy"]),
@@ -44,7 +44,7 @@ def simulate(
     load: Annotated[float | None, typer.Option(help="Rescale arrivals to this load.")] = None,
     elastic_share: Annotated[float, typer.Option(help="Share of jobs that may change size.")] = 1.0,
     failures: Annotated[str | None, typer.Option(help="A CSV file, or a node's mean time between failures.")] = None,
-    quotas: Annotated[Path | None, typer.Option(help="YAML: devices per tenant.")] = None,
+    quotas: Annotated[Path | None, typer.Option(help="YAML: what tenants are guaranteed and may hold.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
     output: OutputOption = "table",
     json: JsonOption = False,
@@ -89,15 +89,8 @@ def simulate(
         note(f"lower bound of the average: {seconds(document['lower_bound_avg_jct_s'])} ({document['models']})")
 
 
-def _quotas(path: Path | None) -> dict[str, int]:
-    if path is None:
-        return {}
-    found: Any = read_yaml(path, "quotas")
-    good = isinstance(found, dict) and all(isinstance(v, int) and v >= 0 for v in found.values())
-    require(
-        good, "quotas", str(path), "must map tenants to whole numbers of devices", json_module.dumps({"team-a": 16})
-    )
-    return {str(tenant): number for tenant, number in found.items()}
+def _quotas(path: Path | None) -> dict[str, Quota]:
+    return {} if path is None else parse_quotas(read_yaml(path, "quotas"))
 
 
 @contextmanager

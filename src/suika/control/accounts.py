@@ -16,6 +16,7 @@ from sqlalchemy import Engine, delete, insert, select
 from suika.control import tables
 from suika.control.auth import EVERYONE, Account, Role
 from suika.core.errors import require
+from suika.core.quota import Quota
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _PREFIX = "suika_"  # lets a leaked token be recognised for what it is
@@ -83,19 +84,29 @@ class Accounts:
 
     # -- quotas -------------------------------------------------------------------------------------------------------
 
-    def quotas(self) -> dict[str, int]:
-        """Devices per tenant; a tenant without an entry has no limit."""
+    def quotas(self) -> dict[str, Quota]:
+        """By tenant; one without an entry is sure of nothing and has no limit."""
         with self._engine.connect().execution_options(reads_only=True) as connection:
-            return {row.tenant: row.devices for row in connection.execute(select(tables.quotas))}
+            most = {row.tenant: row.devices for row in connection.execute(select(tables.quotas))}
+            sure = {row.tenant: row for row in connection.execute(select(tables.guarantees))}
+        return {
+            tenant: Quota(sure[tenant].devices, sure[tenant].nodes, most.get(tenant))
+            if tenant in sure
+            else Quota(max=most[tenant])
+            for tenant in sorted({*most, *sure})
+        }
 
-    def set_quota(self, tenant: str, devices: int | None) -> None:
-        """At most `devices` for the tenant's running jobs together; None lifts the limit."""
+    def set_quota(self, tenant: str, quota: Quota) -> None:
+        """For the tenant's running jobs together; `Quota()` takes its entry away."""
         require(bool(_NAME.fullmatch(tenant)), "quota.tenant", tenant, "must be 1-63 lower-case letters, digits or '-'")
-        require(devices is None or 0 <= devices <= 1_000_000, "quota.devices", devices, "must be 0..1000000")
         with self._engine.begin() as connection:
-            connection.execute(delete(tables.quotas).where(tables.quotas.c.tenant == tenant))
-            if devices is not None:
-                connection.execute(insert(tables.quotas).values(tenant=tenant, devices=devices))
+            for table in (tables.quotas, tables.guarantees):
+                connection.execute(delete(table).where(table.c.tenant == tenant))
+            if quota.max is not None:
+                connection.execute(insert(tables.quotas).values(tenant=tenant, devices=quota.max))
+            if quota.guarantees:
+                sure = {"tenant": tenant, "devices": quota.guarantee, "nodes": quota.guarantee_nodes}
+                connection.execute(insert(tables.guarantees).values(sure))
 
 
 def _digest(token: str) -> str:

@@ -34,6 +34,7 @@ from suika.control.roster import Roster
 from suika.control.server import SocketServer
 from suika.control.service import take_lock
 from suika.core.cluster import Cluster, Node
+from suika.core.quota import checked_quota
 from suika.schedule.policies import load
 
 _FENCED_EXIT = 4
@@ -126,15 +127,15 @@ class Daemon:
         self.stopped.set()
         return {"pid": os.getpid(), "jobs_ended": active}
 
-    def quotas(self) -> dict[str, int]:
-        """Devices per tenant; no entry: no limit."""
-        return self.accounts.quotas()
+    def quotas(self) -> dict[str, Any]:
+        """By tenant: what its jobs are guaranteed and hold at most together; no entry: nothing sure, no limit."""
+        return {tenant: quota.to_dict() for tenant, quota in self.accounts.quotas().items()}
 
-    def set_quota(self, tenant: str, devices: int | None) -> dict[str, int]:
-        """For all of the tenant's jobs together; None lifts the limit. Counts from the next decision on."""
-        self.accounts.set_quota(tenant, devices)
+    def set_quota(self, tenant: str, quota: dict[str, int | None]) -> dict[str, Any]:
+        """For all of the tenant's jobs together, from the next decision on; an empty quota takes its entry away."""
+        self.accounts.set_quota(tenant, checked_quota(quota))
         self.controller.call(lambda: self.controller.state.limit(self.accounts.quotas()))
-        return self.accounts.quotas()
+        return self.quotas()
 
     def close(self) -> None:
         if self._server is not None:

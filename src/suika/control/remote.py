@@ -123,7 +123,7 @@ _ROUTES: dict[str, Callable[[dict[str, Any]], Route]] = {
     "nodes": lambda a: ("GET", "/v1/nodes", None, "nodes"),
     "drain": lambda a: ("POST", f"/v1/nodes/{quote(a['node'], safe='')}/drain", {"undo": a.get("undo", False)}, None),
     "quotas": lambda a: ("GET", "/v1/quotas", None, "quotas"),
-    "set_quota": lambda a: ("PUT", f"/v1/quotas/{quote(a['tenant'], safe='')}", {"devices": a["devices"]}, None),
+    "set_quota": lambda a: ("PUT", f"/v1/quotas/{quote(a['tenant'], safe='')}", a["quota"], None),
     "events": lambda a: (
         "GET",
         "/v1/events" + _query(after=a.get("after"), job=a.get("job"), limit=a.get("limit")),

@@ -30,6 +30,7 @@ from suika.control.metrics import Backends, Metrics
 from suika.control.tenancy import TenantView
 from suika.core.errors import require
 from suika.core.job import JobSpec, JobState
+from suika.core.quota import Quota
 
 POLL_S = 0.25  # how late a followed event may be
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -62,8 +63,12 @@ class NewToken(_Body):
     lifetime_s: Annotated[float | None, Field(gt=0, le=1e10, allow_inf_nan=False)] = None
 
 
-class Quota(_Body):
-    devices: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
+class QuotaBody(_Body):
+    """All left out: the tenant has no quota."""
+
+    guarantee: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    guarantee_nodes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
 
 
 def make_app(api: Api, accounts: Accounts, data_roots: Sequence[Path] = (), backends: Backends = dict) -> FastAPI:
@@ -261,14 +266,14 @@ def _administration(app: FastAPI, api: Api, accounts: Accounts, needs: Callable[
 
     @app.get("/v1/quotas")
     def list_quotas(who: Account = view) -> dict[str, Any]:
-        """Devices that a tenant's jobs may hold together; no entry: no limit."""
-        return {"quotas": {tenant: n for tenant, n in accounts.quotas().items() if who.sees(tenant)}}
+        """What a tenant's jobs are guaranteed and hold at most together; no entry: nothing sure, no limit."""
+        return {"quotas": {tenant: q.to_dict() for tenant, q in accounts.quotas().items() if who.sees(tenant)}}
 
     @app.put("/v1/quotas/{tenant}")
-    def set_quota(tenant: str, quota: Quota, who: Account = administer) -> dict[str, Any]:
-        accounts.set_quota(tenant, quota.devices)
+    def set_quota(tenant: str, quota: QuotaBody, who: Account = administer) -> dict[str, Any]:
+        accounts.set_quota(tenant, Quota(**quota.model_dump()))
         api.controller.call(lambda: api.state.limit(accounts.quotas()))
-        return {"tenant": tenant, "devices": quota.devices}
+        return {"tenant": tenant, **quota.model_dump()}
 
 
 def _account(account: Account) -> dict[str, Any]:

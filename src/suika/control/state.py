@@ -15,6 +15,7 @@ from suika.core.cluster import Cluster, Device
 from suika.core.decision import Decision, Reason
 from suika.core.job import Job, JobState
 from suika.core.plan import Plan
+from suika.core.quota import Quota
 from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 
@@ -71,7 +72,7 @@ class State:
     waiting: list[Waiting] = field(default_factory=list)
     releasing: dict[Device, float] = field(default_factory=dict)  # given up, not free yet: predicted time
     down: dict[Device, float] = field(default_factory=dict)  # lost or dirty: until when
-    quotas: Mapping[str, int] = field(default_factory=dict)  # devices per tenant; absent: no limit
+    quotas: Mapping[str, Quota] = field(default_factory=dict)  # by tenant; absent: borrows, no maximum
     changed: bool = True  # something happened that the policy should look at
     learned: Learned = field(init=False)  # what running jobs have taught the estimator
 
@@ -89,8 +90,8 @@ class State:
         """Have the policy decide in the next round."""
         self.changed = True
 
-    def limit(self, quotas: Mapping[str, int]) -> None:
-        """Devices that each tenant's jobs may hold together; what they hold already is the policy's to decide."""
+    def limit(self, quotas: Mapping[str, Quota]) -> None:
+        """What each tenant is guaranteed and may hold, from the next decision on."""
         self.quotas, self.changed = dict(quotas), True
 
     def log(self, kind: str, job_id: str | None = None, **data: Any) -> Event:

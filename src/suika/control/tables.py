@@ -98,3 +98,11 @@ tokens = Table(
 quotas = Table(
     "quotas", metadata, Column("tenant", String(63), primary_key=True), Column("devices", Integer, nullable=False)
 )
+
+guarantees = Table(
+    "guarantees",
+    metadata,
+    Column("tenant", String(63), primary_key=True),
+    Column("devices", Integer, nullable=False),
+    Column("nodes", Integer, nullable=False),
+)

@@ -10,6 +10,7 @@ from typing import Protocol
 from suika.core.cluster import Cluster, Device
 from suika.core.job import JobState
 from suika.core.layout import Layout
+from suika.core.quota import Quota
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Snapshot:
     down: frozenset[Device] = frozenset()  # lost or dirty
     draining: frozenset[str] = frozenset()  # nodes that take no new work and are to be emptied
     promised: Mapping[Device, float] = field(default_factory=dict, hash=False)  # being released: free from that time on
-    quotas: Mapping[str, int] = field(default_factory=dict, hash=False)  # devices per tenant; absent: no limit
+    quotas: Mapping[str, Quota] = field(default_factory=dict, hash=False)  # by tenant; absent: borrows, no maximum
 
     @cached_property
     def job_of(self) -> Mapping[str, JobView]:

@@ -3,12 +3,13 @@
 1. decide    users' words first, then the policy for all the rest
 2. check     each decision against the rules that no policy may break
 3. depend    who waits for whose devices; circular swaps are broken by a shrink, else rejected
-4. order     predecessors first
+4. settle    tenants' quotas: cut down to maxima, give owners back what is lent; then depend again
+5. order     predecessors first
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,9 @@ from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.policy import Policy
 from suika.core.snapshot import Snapshot
 from suika.schedule.board import Board, board_of
+from suika.schedule.quotas import within_maxima
 from suika.schedule.realise import option_on
+from suika.schedule.reclaim import over_maximum, settle
 from suika.schedule.waiting import same_cut, why_waits
 from suika.schedule.wishes import honour
 
@@ -56,14 +59,23 @@ class CycleResult:
         gets = {step.decision.job_id: step.decision for step in self.steps}
         told = {decision.job_id: reason for decision, reason in self.rejected}
         out: dict[str, Reason] = {}
-        free = self._free_afterwards
+        free, held = self._free_afterwards, self._held_afterwards
         for job in self.snapshot.jobs:
             decision = gets.get(job.id)
             if decision is not None and decision.action is Action.PREEMPT:
                 out[job.id] = decision.reason
             elif decision is None and not job.running:
-                out[job.id] = told.get(job.id) or why_waits(self.snapshot, job, free)
+                out[job.id] = told.get(job.id) or why_waits(self.snapshot, job, free, held)
         return out
+
+    @cached_property
+    def _held_afterwards(self) -> Mapping[str, int]:
+        """Devices per tenant once every step is done."""
+        gets = {decision.job_id: decision.devices for decision in self.decisions}
+        held: dict[str, int] = {}
+        for job in self.snapshot.jobs:
+            held[job.tenant] = held.get(job.tenant, 0) + len(gets.get(job.id, job.devices))
+        return held
 
     @cached_property
     def _free_afterwards(self) -> np.ndarray:
@@ -85,12 +97,14 @@ def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
     """Ask `policy` what to do at `snapshot`, and return what may be done, in order."""
     board = board_of(snapshot)
     wishes, planned = honour(snapshot)
-    wanted = wishes + [d for d in policy.decide(planned) if d.action is not Action.WAIT]
+    shown = within_maxima(board_of(planned))
+    wanted = wishes + [d for d in policy.decide(shown) if d.action is not Action.WAIT]
     accepted, rejected = _check(board, wanted)
-    accepted = _within_quota(snapshot, accepted, rejected)
-    wanted_of = dict(accepted)
-    accepted, after = _depend(board, accepted, rejected)
-    broken = any(decision is not wanted_of[job_id] for job_id, decision in accepted.items())
+    accepted, after, broken = _depend(board, accepted, rejected)
+    if snapshot.quotas:
+        settled = settle(board_of(planned), accepted)
+        accepted, after, again = _depend(board, settled, rejected, within=over_maximum)
+        broken = broken or again
     steps = tuple(
         Step(accepted[job_id], tuple(sorted(after[job_id])), _promised_until_s(snapshot, accepted[job_id]))
         for job_id in _in_order(accepted, after)
@@ -99,6 +113,7 @@ def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
 
 
 Rejected = list[tuple[Decision, Reason]]
+Rule = Callable[[Snapshot, Mapping[str, Decision]], tuple[str, Reason] | None]  # who breaks it, and how; None: nobody
 
 
 def _check(board: Board, wanted: Iterable[Decision]) -> tuple[dict[str, Decision], Rejected]:
@@ -124,12 +139,15 @@ def _problem(
         return Reason(ReasonCode.UNSATISFIABLE, f"there is no job {decision.job_id}")
     if job.id in accepted:
         return Reason(ReasonCode.QUEUED, "decided twice in one cycle")
+    if job.pinned and job.running:
+        return Reason(ReasonCode.USER, "its user does not let it be stopped or moved")
     if job.locked_at(snapshot.now_s):
         return Reason(ReasonCode.MOVE_IN_FLIGHT, f"a move is in flight until {job.moving_until_s} s")
     if (decision.action is Action.START) == job.running:
         return Reason(ReasonCode.QUEUED, f"cannot {decision.action} a job that is {job.state}")
     if decision.layout is None:
-        return None
+        kept = decision.action is Action.PREEMPT and not job.stoppable
+        return Reason(ReasonCode.USER, "its user does not let it be stopped") if kept else None
     num = len(decision.devices)
     if not job.min_devices <= num <= job.max_devices:
         range_ = f"{job.min_devices}..{job.max_devices}"
@@ -147,41 +165,23 @@ def _problem(
     return None
 
 
-def _within_quota(snapshot: Snapshot, accepted: dict[str, Decision], rejected: Rejected) -> dict[str, Decision]:
-    """Decisions that leave every tenant within its quota; growth is refused, last decided first."""
-    if not snapshot.quotas:
-        return accepted
-    held: dict[str, int] = dict.fromkeys(snapshot.quotas, 0)
-    for job in snapshot.jobs:
-        if job.tenant in held:
-            decision = accepted.get(job.id)
-            held[job.tenant] += len(job.devices if decision is None else decision.devices)
-    kept = dict(accepted)
-    for job_id in reversed(list(accepted)):
-        job = snapshot.job_of[job_id]
-        growth = len(accepted[job_id].devices) - len(job.devices)
-        quota = snapshot.quotas.get(job.tenant)
-        if quota is not None and held[job.tenant] > quota and growth > 0:
-            held[job.tenant] -= growth
-            sentence = f"tenant {job.tenant} may hold {quota} devices"
-            rejected.append((kept.pop(job_id), Reason(ReasonCode.QUOTA, sentence)))
-    return kept
-
-
 def _depend(
-    board: Board, accepted: dict[str, Decision], rejected: Rejected
-) -> tuple[dict[str, Decision], dict[str, set[str]]]:
-    """The decisions that can be carried out, and for each the jobs whose release it waits for.
+    board: Board, accepted: dict[str, Decision], rejected: Rejected, within: Rule = lambda snapshot, accepted: None
+) -> tuple[dict[str, Decision], dict[str, set[str]], bool]:
+    """The decisions that can be carried out; for each the jobs whose release it waits for; whether a circle was broken.
 
     A device held by a job that does not give it up makes a decision impossible. In a circle one member shrinks onto
     devices that it keeps anyway, or else stops, and goes on from there in a later cycle.
     """
+    broken = False
     while True:
         after, impossible = _predecessors(board, accepted)
+        impossible = impossible or within(board.snapshot, accepted)
         if impossible is None:
             circle = _circle(after)
             if circle is None:
-                return accepted, after
+                return accepted, after, broken
+            broken = True
             first = _shrink(board, accepted, circle) or _stop(max(circle, key=list(accepted).index))
             accepted = {**accepted, first.job_id: first}
             continue

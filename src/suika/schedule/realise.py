@@ -110,6 +110,15 @@ class Floor:
                 return True
         return False
 
+    def place_as(self, number: int, options: Sequence[Option]) -> bool:
+        """Place a job as one of `options`, all of one size, on its own nodes if they can hold it, evicting jobs that
+        come later; False if that cannot be."""
+        if self.intact[number]:
+            own = self.board.nodes_of(self.board.positions[number]) > 0
+            if self._place_one_of(number, options, np.where(own, self.available, 0), np.where(own, self.occupied, 0)):
+                return True
+        return self._place_one_of(number, options, self.available, self.occupied)
+
     def place_at_all(self, target: Target, *, rigid: bool) -> bool:
         """Second chance without evicting anyone: in place, else the smallest option that fits."""
         number, num = target

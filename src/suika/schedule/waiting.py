@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from suika.core.decision import Reason, ReasonCode
@@ -36,8 +38,20 @@ def fits_empty(fabric: Fabric, option: Option) -> bool:
     return len(option.shape) <= len(sizes) and all(p <= s for p, s in zip(option.shape, sizes, strict=False))
 
 
-def why_waits(snapshot: Snapshot, job: JobView, free: np.ndarray) -> Reason:
-    """The reason why `job`, which holds nothing, was given nothing; `free` [N] is what others left on each node."""
+def why_waits(snapshot: Snapshot, job: JobView, free: np.ndarray, held: Mapping[str, int]) -> Reason:
+    """The reason why `job`, which holds nothing, was given nothing; `free` [N] is what others left on each node, `held`
+    the devices of each tenant's jobs."""
+    reason = _why_waits(snapshot, job, free, held)
+    quota, has = snapshot.quotas.get(job.tenant), held.get(job.tenant, 0)
+    need = min((option.num_devices for option in job.curve.options if allowed(job, option)), default=0)
+    covered = quota is not None and 0 < need <= quota.guarantee - has
+    if not covered or reason.code in (ReasonCode.QUOTA, ReasonCode.UNSATISFIABLE):
+        return reason
+    sentence = f"{reason.sentence}; {quota} for {job.tenant}, which holds {has}: comes when others can give back"
+    return Reason(reason.code, sentence)
+
+
+def _why_waits(snapshot: Snapshot, job: JobView, free: np.ndarray, held: Mapping[str, int]) -> Reason:
     board = board_of(snapshot)
     options = feasible_options(board.fabric, job)
     if not options:
@@ -46,12 +60,11 @@ def why_waits(snapshot: Snapshot, job: JobView, free: np.ndarray) -> Reason:
         return Reason(ReasonCode.UNSATISFIABLE, sentence)
     need = min(option.num_devices for option in options)
     quota = snapshot.quotas.get(job.tenant)
-    if quota is not None:
-        held = sum(len(other.devices) for other in snapshot.jobs if other.tenant == job.tenant)
-        if held + need > quota:
-            return Reason(
-                ReasonCode.QUOTA, f"tenant {job.tenant} holds {held} of its {quota} devices, {need} more needed"
-            )
+    if quota is not None and quota.max is not None:
+        has = held.get(job.tenant, 0)
+        if has + need > quota.max:
+            sentence = f"tenant {job.tenant} holds {has} of at most {quota.max} devices, {need} more needed"
+            return Reason(ReasonCode.QUOTA, sentence)
     num_free = int(free.sum())
     if num_free < need:
         higher = sum(len(other.devices) for other in snapshot.jobs if other.priority > job.priority)

@@ -28,6 +28,7 @@ from suika.core.decision import Action
 from suika.core.job import JobState
 from suika.core.layout import Layout
 from suika.core.policy import Policy
+from suika.core.quota import Quota
 from suika.core.snapshot import JobView, MoveCost, Snapshot
 from suika.plan.ordering import fabric
 from suika.schedule.cycle import CycleResult, Step, run_cycle
@@ -62,7 +63,7 @@ class World:
     predictor: Predictor = field(default_factory=Predictor)
     failures: tuple[Failure, ...] = ()
     snapshot_every_s: float = 1800.0  # what a failure can cost a job, at most
-    quotas: Mapping[str, int] = field(default_factory=dict)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
     interruptible: bool = False  # whether a job whose move is in flight may be sent elsewhere, at the full cost again
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError
 from suika.core.policy import Policy
+from suika.core.quota import Quota, check_quotas
 from suika.core.snapshot import MoveCost
 from suika.schedule.policies import load as load_policy
 from suika.simulate.engine import Engine, Outcome, World
@@ -36,7 +37,7 @@ class Study:
     load: float | None = None
     elastic_share: float = 1.0
     failures: str | None = None
-    quotas: Mapping[str, int] = field(default_factory=dict)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
     def world(self, seed: int) -> tuple[World, Workload]:
         workload = build(
@@ -78,6 +79,7 @@ class Run:
 
 def run(study: Study, progress: Callable[[str, int, int, int], None] | None = None) -> tuple[dict[str, Any], list[Run]]:
     """The study's document (see `suika simulate --json`) and its runs. `progress(policy, seed, jobs left, jobs)`."""
+    check_quotas(study.quotas, study.cluster)
     runs: list[Run] = []
     bounds, workload = [], None
     named = [(text, parse_policy(text)) for text in study.policies]
