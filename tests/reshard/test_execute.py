@@ -134,7 +134,8 @@ def test_a_participant_killed_in_the_move_raises_on_its_peers(tmp_path: Path) ->
 
     def body(rank: int, transport: Gloo) -> str:
         if rank == 0:  # comes to the agreement, then dies without a word
-            transport.all_gather(json.dumps({"digest": move.digest, "near": False, "problem": ""}).encode())
+            said = {"digest": move.digest, "near": False, "problem": "", "word": None}
+            transport.all_gather(json.dumps(said).encode())
             return "gone"
         device = move.participants[rank]
         try:

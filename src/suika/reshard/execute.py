@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,10 +91,11 @@ class Mover:
         with self.report.phase("allocate"):
             self._problem = self._lay_out(near.buffers if near is not None else new_buffers)
 
-    def agree(self) -> None:
-        """Same plan, buffers as the plan says, memory for the new ones: or nobody starts."""
+    def agree(self, word: Any = None) -> list[Any]:
+        """Same plan, buffers as the plan says, memory for the new ones: or nobody starts. Returns everybody's `word`
+        (anything that JSON can carry), by participant."""
         with self.report.phase("agree"):
-            said = {"digest": self.plan.digest, "near": self.near is not None, "problem": self._problem}
+            said = {"digest": self.plan.digest, "near": self.near is not None, "problem": self._problem, "word": word}
             heads = [json.loads(head) for head in self.transport.all_gather(json.dumps(said).encode())]
         for device, head in zip(self.plan.participants, heads, strict=False):
             if head["problem"]:
@@ -101,6 +103,7 @@ class Mover:
         plans = {(head["digest"], head["near"]) for head in heads}
         if len(plans) > 1:
             raise MoveError(f"participants hold different move plans: {sorted(plans)}")
+        return [head["word"] for head in heads]
 
     def carry(self, wave: int) -> None:
         """What stays on this device but not in its buffer; what arrives from old owners; then, if anything is handed on

@@ -6,7 +6,6 @@ new memory. An abort therefore only has to forget the new generation.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,6 @@ from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.nearby import Nearby
 from suika.reshard.report import MoveReport
 from suika.reshard.transports import memfd
-from suika.reshard.transports.base import Transport
 from suika.reshard.transports.gloo import Gloo
 from suika.reshard.transports.inprocess import Hub
 from suika.reshard.transports.mixed import Mixed
@@ -153,11 +151,9 @@ class Handover:
 
     def _move(self, step: int | None) -> MoveReport:
         """Weights, then the rest; with `weights_first` the new program computes its next step's gradients meanwhile."""
-        plan, new, mover = self._plan, self.new, self._mover
-        assert plan is not None, "entered before it was prepared"
-        assert mover is not None
-        header = self._agree(plan, mover.transport, step)
-        mover.agree()
+        new, mover = self.new, self._mover
+        assert mover is not None, "entered before it was prepared"
+        header = self._agree(mover, step)
         mover.carry(WEIGHTS)
         if new is not None:
             new.program.bind(mover.new.buffers)
@@ -187,15 +183,13 @@ class Handover:
         if problems:
             raise problems[0]
 
-    def _agree(self, plan: MovePlan, transport: Transport, step: int | None) -> dict[str, Any]:
+    def _agree(self, mover: Mover, step: int | None) -> dict[str, Any]:
         """The old ranks' step and records, on every participant; raises unless all carry out the same move of it."""
         records = self._live.program.records() if self._live is not None else None
-        mine = {"digest": plan.digest, "generation": self.number, "step": step, "records": records}
-        headers = [json.loads(payload) for payload in transport.all_gather(json.dumps(mine).encode())]
-        (first, *others) = [header for header in headers if header["step"] is not None]
-        same_move = all((h["digest"], h["generation"]) == (plan.digest, self.number) for h in headers)
-        if not same_move or any(other != first for other in others):
-            raise RuntimeError(f"participants do not agree: {headers}")
+        words = mover.agree({"generation": self.number, "step": step, "records": records})
+        (first, *others) = [word for word in words if word["step"] is not None]
+        if any(word["generation"] != self.number for word in words) or any(other != first for other in others):
+            raise RuntimeError(f"participants do not agree: {words}")
         assert isinstance(first, dict)
         return first
 
