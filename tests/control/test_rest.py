@@ -72,6 +72,7 @@ MATRIX: list[tuple[str, str, Any, set[str]]] = [
     ("GET", "/v1/nodes", None, VIEWERS | {"bob"}),
     ("POST", "/v1/nodes/n0/drain", {}, {"ada", "olga"}),
     ("GET", "/v1/events", None, VIEWERS | {"bob"}),
+    ("GET", "/v1/usage", None, VIEWERS | {"bob"}),
     ("GET", "/v1/events/stream?job=mine", None, VIEWERS),
     ("GET", "/metrics", None, {"ada", "olga"}),
     ("GET", "/v1/accounts", None, {"ada"}),

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("suika.cli.cluster:events", "Show what happened, oldest first."),
     "top": ("suika.cli.top:top", "Watch the cluster: jobs, devices and moves."),
     "quota": ("suika.cli.quota:quota", "How many devices a tenant's jobs may hold."),
+    "usage": ("suika.cli.usage:usage", "Device time, waiting and moves by tenant."),
     "account": ("suika.cli.account:app", "Accounts, their roles and tokens."),
     "store": ("suika.cli.store:app", "Back up and restore the controller's database."),
     "serve": ("suika.cli.serve:serve", "Run the controller of a cluster of agents."),

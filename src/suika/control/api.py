@@ -21,6 +21,7 @@ from suika.control.preview import preview_resize
 from suika.control.state import Watch
 from suika.control.store import Head, News
 from suika.control.submit import admit, check_options, resized
+from suika.control.usage import UsageBook
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import ConflictError, NotFoundError, require
@@ -41,9 +42,10 @@ class Api:
         self.state = controller.state
         self._free = threading.Condition()  # of `_taken`: ids and names of jobs that are being accepted
         self._taken: set[str] = set()
+        self._usage = UsageBook(self.state.store)
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events", "logs")
+        names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events", "usage", "logs")
         return {name: getattr(self, name) for name in names}
 
     # -- changes ------------------------------------------------------------------------------------------------------
@@ -241,6 +243,26 @@ class Api:
         require(self._logs is not None, "logs", job, "are not kept here")
         assert self._logs is not None
         return self._logs.page(self._find(job), rank, tail, cursor)
+
+    def usage(
+        self, since: float | None = None, until: float | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """What was used from `since` to `until` (seconds since the epoch), by tenant and by job and device type."""
+        return self.usage_seen_by(lambda other: True, since, until, tenant)
+
+    def usage_seen_by(
+        self, sees: Callable[[str], bool], since: float | None, until: float | None, tenant: str | None
+    ) -> dict[str, Any]:
+        """The same, of those tenants that `sees` lets through."""
+
+        def type_of(node: str) -> str | None:
+            found = self.state.cluster.node_of.get(node)
+            return found.device_type if found is not None else None
+
+        def wanted(other: str) -> bool:
+            return tenant in (None, other) and sees(other)
+
+        return self._usage.report(self.state.clock(), type_of, since, until, wanted)
 
     # -- finding and showing ------------------------------------------------------------------------------------------
 

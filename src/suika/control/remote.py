@@ -124,6 +124,12 @@ _ROUTES: dict[str, Callable[[dict[str, Any]], Route]] = {
     "drain": lambda a: ("POST", f"/v1/nodes/{quote(a['node'], safe='')}/drain", {"undo": a.get("undo", False)}, None),
     "quotas": lambda a: ("GET", "/v1/quotas", None, "quotas"),
     "set_quota": lambda a: ("PUT", f"/v1/quotas/{quote(a['tenant'], safe='')}", a["quota"], None),
+    "usage": lambda a: (
+        "GET",
+        "/v1/usage" + _query(since=a.get("since"), until=a.get("until"), tenant=a.get("tenant")),
+        None,
+        None,
+    ),
     "events": lambda a: (
         "GET",
         "/v1/events" + _query(after=a.get("after"), job=a.get("job"), limit=a.get("limit")),

@@ -202,6 +202,16 @@ def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Ba
         rows, last = TenantView(api, who).events(after, job, limit)
         return {"events": rows, "next": last}
 
+    @app.get("/v1/usage")
+    def report_usage(
+        since: Annotated[float | None, Query(ge=0, lt=2**53, description="seconds since the epoch")] = None,
+        until: Annotated[float | None, Query(ge=0, lt=2**53)] = None,
+        tenant: Annotated[str | None, Query(max_length=64)] = None,
+        who: Account = view,
+    ) -> dict[str, Any]:
+        """Device time, waiting and moves in that time, by tenant and by job and device type."""
+        return api.usage_seen_by(who.sees, since, until, tenant)
+
     @app.get("/v1/events/stream", response_class=EventSourceResponse)
     async def follow_events(
         request: Request,
