@@ -40,6 +40,8 @@ def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: s
 class Trainer:
     """One rank: its stage of the model, its gradients, optimizer slices and data. A `runtime.program.Program`."""
 
+    device = torch.device("cpu")
+
     def __init__(self, spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> None:
         self.spec, self.layout, self.groups = spec, plan.layout.resolve(spec.model), groups
         self.place = Mesh(self.layout, plan.order).coordinate(rank)
