@@ -37,6 +37,8 @@ from suika.reshard.transports.base import Transport
 from suika.reshard.transports.cuda_ipc import CudaIpc
 from suika.reshard.transports.gloo import Gloo
 from suika.reshard.transports.nccl import Nccl
+from suika.runtime.groups import build_nccl_group
+from suika.runtime.ways import open_way
 
 MIB = 1 << 20
 WAIT_S = 120.0
@@ -162,15 +164,24 @@ def _move_gloo(rank: int, gloo: Gloo) -> Figures:
     return move(rank, gloo)
 
 
+def _move_way(rank: int, gloo: Gloo) -> Figures:
+    """As a job's ranks move: the way that the runtime chooses for state on a GPU, weights before all else."""
+    path, *_ = gloo.all_gather(tempfile.mkdtemp(prefix="suika-way-").encode())
+    store = dist.FileStore(f"{path.decode()}/store", gloo.size)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    way = open_way(gloo.group, [0] * gloo.size, device, store, "check", 60.0)
+    figures = move(rank, way.transport)
+    way.close()
+    return figures
+
+
 def _swap_nccl(rank: int, gloo: Gloo) -> Figures:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     path, *_ = gloo.all_gather(tempfile.mkdtemp(prefix="suika-nccl-").encode())
     store = dist.FileStore(f"{path.decode()}/store", gloo.size)
-    group = dist.ProcessGroup(store, rank, gloo.size)
-    backend = dist.ProcessGroupNCCL(store, rank, gloo.size, dist.ProcessGroupNCCL.Options())
-    group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-    group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+    group = build_nccl_group(store, "check", rank, gloo.size, 60.0, device)
     return swap(rank, Nccl(group, gloo, device), 256 * MIB)
 
 
@@ -215,6 +226,10 @@ def check_move_cuda_ipc() -> Figures:
 
 def check_move_gloo() -> Figures:
     return exact(in_processes(2, _move_gloo))
+
+
+def check_move_way() -> Figures:
+    return exact(in_processes(2, _move_way))
 
 
 def check_nccl() -> Figures:

@@ -41,6 +41,8 @@ def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: s
 
 
 class TinyProgram:
+    device = torch.device("cpu")
+
     def __init__(self, spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> None:
         self.spec, self.plan, self.rank, self.world = spec, plan, rank, groups.world
         from suika.reshard.state import JobShape

@@ -105,7 +105,7 @@ def main(channel: Channel, launch: Message) -> None:
     keep_to_a_core(device.index)
     me, size = plan.index(device), len(plan.participants)
     wire = Gloo(build_group(dist.FileStore(launch["store"], size), "bare", me, size, _WAIT_S))
-    transport = Mixed.of(wire, Links(cluster, plan.participants).node, _WAIT_S)
+    transport = Mixed.of(wire, Links(cluster, plan.participants).node)
     moved, adopted = _move(plan, me, spec, transport)
     channel.send({**moved, "laps_s": _laps(plan, me, adopted, transport)})
     wire.all_gather(b"")  # nobody goes before all are done

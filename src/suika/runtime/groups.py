@@ -64,6 +64,21 @@ def build_group(
     return _gloo_group(store, name, rank, size, timeout_s, _network_device(host))
 
 
+def build_nccl_group(
+    store: dist.Store, name: str, rank: int, size: int, timeout_s: float, device: torch.device
+) -> dist.ProcessGroup:
+    """One NCCL group, one device per rank, under a `name` that is used once."""
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    here = dist.PrefixStore(name, store)
+    backend = dist.ProcessGroupNCCL(here, rank, size, options)
+    group = dist.ProcessGroup(here, rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+    group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
+    group._set_group_name(c10d.GroupName(f"{name}#{rank}"))
+    return group
+
+
 def destroy(groups: RankGroups) -> None:
     """Close every connection and forget the groups. Threads and descriptors go with the last reference."""
     for field in reversed(fields(groups)):

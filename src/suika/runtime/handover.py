@@ -19,15 +19,12 @@ from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.nearby import Nearby
 from suika.reshard.report import MoveReport
-from suika.reshard.transports import memfd
-from suika.reshard.transports.gloo import Gloo
-from suika.reshard.transports.inprocess import Hub
-from suika.reshard.transports.mixed import Mixed
 from suika.runtime import groups as process_groups
 from suika.runtime import store as rendezvous
 from suika.runtime.generation import GROUP_TIMEOUT_S, Generation, RankJob
 from suika.runtime.messages import Message
 from suika.runtime.sockets import SocketWatch
+from suika.runtime.ways import Way, open_way
 
 Say = Callable[..., None]
 _STORE_TIMEOUT_S = 60.0
@@ -52,7 +49,7 @@ class Handover:
         self._watch: SocketWatch | None = None
         self._plan: MovePlan | None = None
         self._group: dist.ProcessGroup | None = None
-        self._transport: Mixed | None = None
+        self._way: Way | None = None
         self._mover: Mover | None = None  # the new generation's buffers, and every message, laid out
         self._streaming: threading.Thread | None = None  # brings masters and moments while the new program computes
         self._lock = threading.Lock()
@@ -91,14 +88,15 @@ class Handover:
         name = f"{job.job_id}/{self.number}/{plan.digest}/move"
         me, size = plan.index(job.device), len(plan.participants)
         self._group = process_groups.build_group(store, name, me, size, GROUP_TIMEOUT_S) if size > 1 else None
-        wire = Gloo(self._group) if self._group is not None else Hub(1).transports()[0]
-        transport = self._transport = Mixed.of(wire, Links(cluster, plan.participants).node, GROUP_TIMEOUT_S)
         if job.device in new.devices:
             self.new = Generation.build(job, self.number, new, store)
+        device = next(g.program.device for g in (self.new, self._live) if g is not None)
+        nodes = Links(cluster, plan.participants).node
+        way = self._way = open_way(self._group, nodes, device, store, name, GROUP_TIMEOUT_S)
         # Memory is touched now, so that page faults stay out of the pause; kept buffers are the live ones.
         old_buffers = self._live.program.buffers() if self._live else {}
-        near = Nearby.prepare(plan, me, old_buffers, transport, memfd.empty)
-        self._mover = Mover(plan, job.device, old_buffers, transport, near=near)
+        near = Nearby.prepare(plan, me, old_buffers, way.transport, way.make)
+        self._mover = Mover(plan, job.device, old_buffers, way.transport, near=near)
         watch.close()
         self._plan = plan
         return plan
@@ -198,9 +196,9 @@ class Handover:
         self._preparer.join()
         if self._streaming is not None:  # after an abort its connections are broken
             self._streaming.join()
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        if self._way is not None:
+            self._way.close()
+            self._way = None
         if self._group is not None:
             self._group.shutdown()
             self._group = None

@@ -48,9 +48,12 @@ class StepResult:
 
 class Program(Protocol):
     """One rank of one generation. Built beside a running generation in a side thread: it touches no global state.
+    `device` is where its state lies, of one type on all ranks.
 
     Life: build (skeleton without storage) -> `bind` (all buffers) -> `load_records` -> (`begin`? `step`)*.
     """
+
+    device: torch.device
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
         """Every buffer of this rank's state, as `reshard.state.rank_regions` names them."""

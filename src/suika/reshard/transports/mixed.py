@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from suika.reshard.transports.base import Lent, Transport, Work
-from suika.reshard.transports.lines import ApartError
+from suika.reshard.transports.lines import ApartError, Exchange
 from suika.reshard.transports.mapped import Mapped
 from suika.reshard.transports.shared import Shared
+
+MakeNear = Callable[[int, Sequence[int], Exchange], Mapped]  # (rank, neighbours, an all-gather) -> their transport
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,14 @@ class Mixed:
     neighbours: frozenset[int] = field(default=frozenset())
 
     @staticmethod
-    def of(wire: Transport, node: Sequence[int], timeout_s: float = 60.0) -> Mixed:
-        """`node[i]` is the node of participant i. Where a node's participants cannot map each other's memory (another
-        user, another container), they fall back to the wire. All participants call it together."""
+    def of(wire: Transport, node: Sequence[int], near: MakeNear = Shared) -> Mixed:
+        """`node[i]` is the node of participant i, `near` makes what is used inside one. Where a node's participants
+        cannot map each other's memory (another user, another container), they fall back to the wire. All participants
+        call it together."""
         me = wire.rank
         neighbours = [i for i, number in enumerate(node) if number == node[me] and i != me]
         try:
-            return Mixed(wire, Shared(me, neighbours, wire.all_gather, timeout_s), frozenset(neighbours))
+            return Mixed(wire, near(me, neighbours, wire.all_gather), frozenset(neighbours))
         except ApartError:
             return Mixed(wire, None)
 
