@@ -49,7 +49,7 @@ class Controller:
         """`listener` hears every report of every job first, on the job's own thread. `decide` asks `policy`; by
         default on the loop's thread."""
         self.state = State(cluster, store, clock)
-        self.pricing = pricing
+        self.pricing, self.policy = pricing, policy
         self._inbox: queue.SimpleQueue[JobEvent | Callable[[], None]] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(4, "control")
         self._thread: threading.Thread | None = None
