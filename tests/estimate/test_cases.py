@@ -58,6 +58,10 @@ def test_a_good_row_is_a_case() -> None:
     ("changes", "said"),
     [
         ({"precision": ""}, "missing: precision"),
+        ({"recompute": "sometimes"}, "unknown recompute"),
+        ({"sp": "perhaps"}, "not a flag: sp"),
+        ({"iter_time_s": "0.0015"}, "contradictory: iter_time_s is below what the devices' peak allows (units?)"),
+        ({"iter_time_s": "1e30"}, "out of range: iter_time_s (units?)"),
         ({"mbs": ""}, "missing: mbs"),
         ({"hidden": ""}, "missing: hidden"),
         ({"gpu_type": ""}, "missing: gpu_type"),
@@ -133,3 +137,12 @@ def test_the_real_table_is_covered(shared_data: Path) -> None:
     assert len(cases) + len(skipped) == 1215
     assert len(cases) == 983
     assert {s.reason.split(":")[0] for s in skipped} == {"missing"}
+
+
+def test_a_row_with_more_values_than_columns_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "cases.csv"
+    line = ",".join(GOOD.values())
+    path.write_text(f"{','.join(GOOD)}\n{line}\n{line},more,values\n")
+    cases, skipped = parse_cases(read_rows(path))
+    assert len(cases) == 1
+    assert [s.reason for s in skipped] == ["not a row of this table: more values than columns"]

@@ -136,7 +136,7 @@ FORM_REACH = 1.5  # doublings of degrees, batches or devices over which that is 
 
 
 def form_covariance(places: Array) -> Array:
-    """(N, N): what the form gets wrong about layouts at `places` (N, axes; in doublings): alike where they are alike."""
+    """(N, N): what the form gets wrong about layouts at `places` (N, axes; doublings): alike where they are alike."""
     apart = ((places[:, None] - places[None]) ** 2).sum(axis=-1)
     return np.asarray(FORM_SD**2 * np.exp(-0.5 * apart / FORM_REACH**2))
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,11 @@ PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 
 class SkipError(Exception):
     """This row cannot be priced; the message is the reason, the same for all rows like it."""
+
+
+NO, YES = ("", "none", "no", "0", "false", "off"), ("yes", "1", "true", "on")
+LONGEST_S = 86_400.0  # of a step that was measured
+_TOO_MANY = "more values than columns"
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file, gzipped or not. Raises `SpecError` if it cannot be read as one."""
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-            table = csv.DictReader(file)
-            rows = [{k.strip(): v.strip() for k, v in row.items() if k and isinstance(v, str)} for row in table]
+            table = csv.DictReader(file, restkey=_TOO_MANY, restval=None)
+            rows = [_cells(row) for row in table]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, gzip.BadGzipFile) as error:
         raise SpecError("cases", str(path), f"cannot be read: {error}", "give a CSV file, plain or gzipped") from None
     if not rows:
@@ -118,6 +124,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             "cases", str(path), f"lacks the columns {', '.join(missing)}", "use the columns of measured_dev.csv"
         )
     return rows
+
+
+def _cells(row: Mapping[str | None, Any]) -> dict[str, str]:
+    """The cells that have a column; `_TOO_MANY` if there are more values than columns: then none can be trusted."""
+    cells = {k.strip(): v.strip() for k, v in row.items() if k and isinstance(v, str)}
+    return cells | ({_TOO_MANY: "yes"} if _TOO_MANY in row else {})
 
 
 def parse_cases(rows: Sequence[Mapping[str, str]]) -> tuple[list[Case], list[Skipped]]:
@@ -162,6 +174,8 @@ def _whole(row: Mapping[str, str], name: str, default: int | None = None) -> int
 
 
 def _case(number: int, row: Mapping[str, str]) -> Case:
+    if _TOO_MANY in row:
+        raise SkipError("not a row of this table: more values than columns")
     device = _device(row)
     num_devices = _whole(row, "gpus")
     model = _model(row)
@@ -185,6 +199,7 @@ def _case(number: int, row: Mapping[str, str]) -> Case:
         raise SkipError("missing: iter_time_s and peak_mem_gb")
     if step_s is not None:
         _agrees(row, step_s, num_devices, global_batch * sequence)
+        _is_possible(step_s, num_devices * device.peak(precision), model, global_batch * sequence)
     per_node = _whole(row, "gpus_per_node", device.devices_per_node)
     wiring = Wiring.of(device)
     domain = wiring.domain_size if wiring.domain_size > wiring.devices_per_node else min(wiring.domain_size, per_node)
@@ -303,15 +318,26 @@ def _layout(row: Mapping[str, str], num_devices: int) -> Layout:
         virtual_stages=_whole(row, "vpp", 1) if pp > 1 else 1,
         zero=_zero(row.get("zero_or_fsdp", "")),
         recompute=_recompute(row.get("recompute", "")),
-        sequence_parallel=row.get("sp", "") == "1" and tp > 1,
+        sequence_parallel=_flag(row, "sp") and tp > 1,
     )
 
 
 def _recompute(text: str) -> Recompute:
     lower = text.lower()
-    if lower in ("", "none", "no", "0", "false"):
+    if lower in NO:
         return "none"
-    return "selective" if "select" in lower or "core" in lower else "full"
+    if "select" in lower or "core" in lower:
+        return "selective"
+    if lower in YES or lower.startswith(("full", "block", "uniform")):
+        return "full"
+    raise SkipError("unknown recompute")
+
+
+def _flag(row: Mapping[str, str], name: str) -> bool:
+    text = row.get(name, "").lower()
+    if text not in (*NO, *YES):
+        raise SkipError(f"not a flag: {name}")
+    return text in YES
 
 
 def _zero(text: str) -> int:
@@ -375,6 +401,17 @@ def _agrees(row: Mapping[str, str], step_s: float, num_devices: int, tokens: int
     rate = _number(row.get("tokens_per_s_per_gpu", ""))
     if rate is not None and rate > 0 and not 0.8 < rate * num_devices * step_s / tokens < 1.25:
         raise SkipError("contradictory: iter_time_s and tokens_per_s_per_gpu disagree (units?)")
+
+
+def _is_possible(step_s: float, peak: float, model: ModelSpec, tokens: int) -> None:
+    """A step takes its FLOPs at peak, counted low (no embedding, no weight gradients, one expert), and ends the same
+    day: what does not is in other units."""
+    per_layer = model.hidden * (2 * model.q_width + 2 * model.kv_width)
+    per_layer += (model.expert_ffn or model.ffn) * model.hidden * (2 + model.gated)
+    if step_s < 4 * model.layers * per_layer * tokens / peak:
+        raise SkipError("contradictory: iter_time_s is below what the devices' peak allows (units?)")
+    if step_s > LONGEST_S:
+        raise SkipError("out of range: iter_time_s (units?)")
 
 
 def groups(cases: Sequence[Case]) -> Iterator[list[int]]:
