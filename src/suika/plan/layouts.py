@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -95,13 +96,15 @@ def _block(
 ) -> list[Array]:
     """Columns of all layouts with these tp, pp, cp and any of `dps`."""
     sp = int(space.sequence_parallel and tp > 1 and sequence_length % (tp * cp) == 0)
-    micro = [b for b in space.micro_batches if global_batch % b == 0]
-    stages = [v for v in space.virtual_stages if v == 1 or (pp > 1 and pp * v <= model.layers)]
-    recompute = [RECOMPUTE.index(kind) for kind in space.recompute]
-    experts = [e for e in space.ep if e == 1 or (model.experts and model.experts % e == 0)]
-    zeros = [z for z in space.zero if z < 3 or pp == 1]  # sharded parameters and a pipeline do not mix well
-    mesh = np.meshgrid(dps, experts, micro, stages, zeros, recompute, indexing="ij")
-    dp, ep, b, v, zero, kind = (axis.ravel() for axis in mesh)
+    choices = _choices(
+        tuple(e for e in space.ep if e == 1 or (model.experts and model.experts % e == 0)),
+        tuple(b for b in space.micro_batches if global_batch % b == 0),
+        tuple(v for v in space.virtual_stages if v == 1 or (pp > 1 and pp * v <= model.layers)),
+        tuple(z for z in space.zero if z < 3 or pp == 1),  # sharded parameters and a pipeline do not mix well
+        tuple(RECOMPUTE.index(kind) for kind in space.recompute),
+    )
+    dp = np.repeat(dps, choices.shape[1])
+    ep, b, v, zero, kind = np.tile(choices, len(dps))
     batches = global_batch // b
     least = batches // dp
     ok = (least >= pp) & (dp * cp % ep == 0)
@@ -110,6 +113,12 @@ def _block(
     dp, ep, b, v, zero, kind = (axis[ok] for axis in (dp, ep, b, v, zero, kind))
     full = np.full_like
     return [full(dp, tp), full(dp, pp), dp, full(dp, cp), ep, b, v, zero, kind, full(dp, sp)]
+
+
+@cache
+def _choices(*options: tuple[int, ...]) -> Array:
+    """(len(options), combinations): every combination, the last option changing fastest."""
+    return np.stack([axis.ravel() for axis in np.meshgrid(*options, indexing="ij")])
 
 
 def legal_layouts(
