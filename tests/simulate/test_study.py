@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulate_cases import random_jobs, world
+from simulate_cases import curve, random_jobs, sim_job, world
 
 from suika.cli.app import main
 from suika.core.errors import SpecError
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import load
 from suika.simulate.engine import Engine
+from suika.simulate.explain import explained
 from suika.simulate.faults import failures
 from suika.simulate.study import parse_move_cost, parse_policies
 
@@ -122,3 +123,39 @@ def test_decisions_can_be_replayed():
         return seen
 
     assert log() == log()
+
+
+def test_a_job_is_explained_at_an_instant(tmp_path: Path):
+    """The long job is stopped for the short one at 100 s, and the words say so."""
+    known = curve(1.0, sizes=(8,))
+    gang = {"min_devices": 8, "max_devices": 8, "requested_devices": 8}
+    where = world(
+        sim_job("long", 0.0, 1e5, known, **gang), sim_job("short", 100.0, 80.0, known, **gang), cluster="1x8:H100"
+    )
+    told = explained(where, load("suika"), "long", 110.0)
+    assert told["state"] == "queued"
+    assert told["reason"]["code"] == "preempt"
+    assert [event["data"]["action"] for event in told["history"]] == ["start", "preempt"]
+    assert told["waits_for"]["in_s"] is None or told["waits_for"]["in_s"] < 60
+    assert {"change": "priority 1 instead of 0", "then": "it starts on 8 devices as tp1 pp1 dp8"} in told[
+        "would_change"
+    ]
+    running = explained(where, load("suika"), "long", 50.0)
+    assert (running["state"], len(running["devices"])) == ("running", 8)
+    for job_id, at_s, problem in (("none", 1.0, "no job"), ("short", 1.0, "comes at"), ("short", 1e4, "has ended")):
+        with pytest.raises(SpecError, match=problem):
+            explained(where, load("suika"), job_id, at_s)
+
+
+def test_explaining_from_the_command_line(tmp_path: Path, shared_data: Path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("job_id,submit_s,gpus,duration_s,model\na,0,8,600,vit\nb,10,8,600,bert\n")
+    ask = ("simulate", "--jobs", str(trace), "--cluster", "1x8:A800", "--times",
+           str(shared_data / "rubick" / "iteration_times.csv"), "--move-cost", "30", "--explain", "a@5m")  # fmt: skip
+    document = json.loads(suika(*ask, "--json").stdout)
+    assert document["id"] == "a"
+    assert document["options"]
+    text = suika(*ask).stdout
+    assert "a is running" in text
+    assert "Options" in text
+    assert suika(*ask[:-1], "a").returncode == 2

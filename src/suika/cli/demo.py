@@ -45,13 +45,13 @@ def _decimals(loss: float | None) -> str:
 
 
 def _layout(layout: dict[str, Any]) -> str:
-    from suika.cli.jobs import layout_text
+    from suika.cli.explained import layout_text
 
     return layout_text(layout)
 
 
 def _devices(devices: list[str]) -> str:
-    from suika.cli.jobs import devices_text
+    from suika.cli.explained import devices_text
 
     return devices_text(devices)
 

@@ -12,37 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from suika.cli.ask import ask
+from suika.cli.explained import devices_text, layout_text, show
 from suika.cli.inputs import read_yaml
 from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
 from suika.core.words import seconds, size
 
 JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.")]
 _EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 4}
-
-
-def layout_text(layout: dict[str, Any] | None) -> str:
-    from suika.core.layout import Layout
-
-    return str(Layout.from_dict(layout)) if layout else "-"
-
-
-def devices_text(devices: list[str]) -> str:
-    """`n0/0-3,n1/2`: runs of neighbours are folded."""
-    by_node: dict[str, list[int]] = {}
-    for device in devices:
-        node, _, index = device.rpartition("/")
-        by_node.setdefault(node, []).append(int(index))
-    return ",".join(f"{node}/{_runs(sorted(indices))}" for node, indices in sorted(by_node.items())) or "-"
-
-
-def _runs(indices: list[int]) -> str:
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return "+".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 JOB_COLUMNS = [
@@ -215,24 +191,7 @@ def explain(job: JobArgument, output: OutputOption = "table", json: JsonOption =
     if shown in ("json", "yaml"):
         emit_document(told, shown)
         return
-    print(f"{told['name']} is {told['state']}: {told['reason']['sentence']} ({told['reason']['code']})")
-    columns = [
-        Column("AT", lambda event: time.strftime("%H:%M:%S", time.localtime(event["at_s"]))),
-        Column("WHAT", lambda event: event["data"].get("action", event["kind"])),
-        Column("LAYOUT", lambda event: layout_text(event["data"].get("layout"))),
-        Column("DEVICES", lambda event: devices_text(event["data"].get("devices", []))),
-        Column("WHY", lambda event: _why(event)),
-    ]
-    emit(told, told["history"], columns, shown)
-
-
-def _why(event: Mapping[str, Any]) -> str:
-    data = event["data"]
-    if event["kind"] == "recovering":
-        return f"{data['lost_steps']} steps lost"
-    return (
-        data.get("sentence") or data.get("why") or data.get("error") or f"devices {data.get('min')}..{data.get('max')}"
-    )
+    show(told, shown)
 
 
 def resize(

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from suika.cli.explained import show
 from suika.cli.inputs import read_cluster, read_yaml
-from suika.cli.output import Column, JsonOption, OutputOption, emit, note, seconds
+from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
 from suika.core.errors import SpecError, require
 from suika.core.quota import Quota, parse_quotas
+from suika.core.words import parse_seconds, seconds
+
+if TYPE_CHECKING:
+    from suika.simulate.study import Study
 
 COLUMNS = (
     Column("POLICY", lambda r: r["policy"]),
@@ -45,6 +50,9 @@ def simulate(
     elastic_share: Annotated[float, typer.Option(help="Share of jobs that may change size.")] = 1.0,
     failures: Annotated[str | None, typer.Option(help="A CSV file, or a node's mean time between failures.")] = None,
     quotas: Annotated[Path | None, typer.Option(help="YAML: what tenants are guaranteed and may hold.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(help="JOB@TIME: only explain this job then, e.g. job7@2h, under the first policy.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
     output: OutputOption = "table",
     json: JsonOption = False,
@@ -72,6 +80,9 @@ def simulate(
         failures=failures,
         quotas=_quotas(quotas),
     )
+    if explain is not None:
+        _explain(study, explain, "json" if json else output)
+        return
     with _bar() as progress:
         document, runs = studies.run(study, progress)
     if report is not None:
@@ -87,6 +98,21 @@ def simulate(
     emit(document, document["policies"], COLUMNS, "json" if json else output)
     if not json and output in ("table", "wide"):
         note(f"lower bound of the average: {seconds(document['lower_bound_avg_jct_s'])} ({document['models']})")
+
+
+def _explain(study: Study, wanted: str, output: str) -> None:
+    """One job at one instant, seed 0."""
+    from suika.simulate.explain import explained
+    from suika.simulate.study import parse_policy
+
+    job, at, moment = wanted.rpartition("@")
+    require(bool(at), "explain", wanted, "names no time", "write JOB@TIME, e.g. job7@2h")
+    at_s = parse_seconds(moment, "explain")
+    told = explained(study.world(study.seeds[0])[0], parse_policy(study.policies[0]), job, at_s)
+    if output in ("json", "yaml"):
+        emit_document(told, output)
+    else:
+        show(told, output, at=seconds)
 
 
 def _quotas(path: Path | None) -> dict[str, Quota]:

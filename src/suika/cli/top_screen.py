@@ -16,7 +16,7 @@ from textual.containers import Horizontal
 from textual.widgets import DataTable, Footer, Static
 
 from suika.cli.ask import reach
-from suika.cli.jobs import devices_text, layout_text
+from suika.cli.explained import devices_text, layout_text
 from suika.control.client import ControllerFaultError, NoControllerError
 from suika.core.errors import SpecError
 from suika.core.words import seconds, size

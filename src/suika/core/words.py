@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from suika.core.errors import SpecError
 
 
 def plain(value: Any) -> Any:
@@ -37,3 +40,11 @@ def size(num_bytes: float | None) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} TiB"
+
+
+def parse_seconds(text: str, field: str) -> float:
+    """`90`, `90s`, `10m`, `2h` or `1d` in seconds; raises `SpecError`."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)", text)
+    if match is None:
+        raise SpecError(field, text, "is no length of time", "write e.g. 90s, 10m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]

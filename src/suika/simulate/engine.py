@@ -155,6 +155,15 @@ class Engine:
                 self._decide()
         return self.outcome
 
+    def run_until(self, at_s: float) -> None:
+        """Up to and with everything that happens at `at_s`; then it is that time."""
+        while self._num_left and self._heap and self._heap[0][0] <= at_s:
+            happened = self._apply_next()
+            self._check()
+            if happened and self.live:
+                self._decide()
+        self.now_s = max(self.now_s, at_s)
+
     def _something_will_happen(self) -> bool:
         """Whether time can still bring a change; of a policy's own rounds many idle ones may go by."""
         only_rounds = len(self._heap) <= (self.policy.round_s > 0)
