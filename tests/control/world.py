@@ -82,8 +82,8 @@ class FakeRun:
         self.move = (plan, generation, reason, commit, Future())
         return self.move[-1]
 
-    def preempt(self) -> Future:
-        self.asked.append(("preempt",))
+    def preempt(self, deadline_s: float | None = None) -> Future:
+        self.asked.append(("preempt",) if deadline_s is None else ("preempt", deadline_s))
         return Future()
 
     def kill(self) -> None:
@@ -93,6 +93,9 @@ class FakeRun:
         self.closed = True
 
     # -- what happens to it
+    def up(self) -> None:
+        self.on_event(Started(self.job_id, self.generation, 0, 0.1, self.plan.devices))
+
     def started(self, step: int = 1) -> None:
         self.step = step
         self.on_event(Started(self.job_id, self.generation, step - 1, 0.1, self.plan.devices))
@@ -132,9 +135,9 @@ class FakeRun:
     def saved(self, step: int) -> None:
         self.on_event(Snapshotted(self.job_id, self.generation, step, f"/snapshots/{step}", 0.01))
 
-    def ended(self, outcome: Outcome, saved: int = 0, dead: tuple[Device, ...] = ()) -> None:
+    def ended(self, outcome: Outcome, saved: int = 0, dead: tuple[Device, ...] = (), **more: Any) -> None:
         path = f"/snapshots/{saved}" if saved else None
-        self.on_event(Ended(self.job_id, self.generation, outcome, self.step, path, saved, "why", dead, 0.2))
+        self.on_event(Ended(self.job_id, self.generation, outcome, self.step, path, saved, "why", dead, 0.2, **more))
 
 
 class ScriptedPolicy:
@@ -195,6 +198,18 @@ class World:
             self.controller.turn(0.02)
         faults = [event.data for event in self.store.events() if event.kind == "controller-fault"]
         assert not faults, faults
+
+    def command(self, name: str, num: int, **changes: Any) -> dict[str, Any]:
+        """The file of a rigid job."""
+        return {"name": name, "command": ["train"], "devices": {"min": num, "max": num}} | changes
+
+    def start_command(self, name: str, *devices: str, **changes: Any) -> FakeRun:
+        """Submit a command and have it run on `devices`."""
+        self.api.submit(self.command(name, len(devices), **changes))
+        self.decide(self.grant(name, *devices))
+        self.runs[name].up()
+        self.turn()
+        return self.runs[name]
 
     def decide(self, *decisions: Decision) -> None:
         self.policy.next = list(decisions)

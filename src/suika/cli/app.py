@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cancel": ("suika.cli.jobs:cancel", "Cancel a job."),
     "nodes": ("suika.cli.cluster:nodes", "List nodes and who holds their devices."),
     "drain": ("suika.cli.cluster:drain", "Move jobs off a node and give it no new work."),
+    "undrain": ("suika.cli.cluster:undrain", "Give a drained node work again."),
     "events": ("suika.cli.cluster:events", "Show what happened, oldest first."),
     "top": ("suika.cli.top:top", "Watch the cluster: jobs, devices and moves."),
     "quota": ("suika.cli.quota:quota", "How many devices a tenant's jobs may hold."),
@@ -39,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("suika.cli.bench:bench", "The benchmarks behind docs/numbers.md."),
     "up": ("suika.cli.cluster:up", "Start a cluster on this machine."),
     "down": ("suika.cli.cluster:down", "Stop it."),
+    "completion": ("suika.cli.completion:completion", "Print the completion script of a shell."),
 }
 
 
@@ -79,7 +81,11 @@ def main() -> None:
         os.environ["SUIKA_SERVER"] = given[1]
         given = given[2:]
     name, *rest = given or ["--help"]
-    if name in ("-h", "--help"):
+    if "_SUIKA_COMPLETE" in os.environ:  # a shell asks what could come next
+        from suika.cli.completion import answer
+
+        answer()
+    elif name in ("-h", "--help"):
         print(help_text(), end="")
     elif name == "--version":
         print(f"suika {version('suika')}")

@@ -16,14 +16,17 @@ from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
 from suika.core.errors import require
+from suika.core.words import parse_seconds
 
 START_WAIT_S, STOP_WAIT_S = 120.0, 60.0
 
 NODE_COLUMNS = [
     Column("NODE", lambda row: row["name"]),
     Column("TYPE", lambda row: row["type"]),
-    Column("STATE", lambda row: "draining" if row["draining"] else "ready"),
+    Column("STATE", lambda row: row["drain"]["state"] if row["drain"] else "ready"),
     Column("DEVICES", lambda row: "  ".join(_device(device) for device in row["devices"])),
+    Column("DEADLINE", lambda row: _clock_time((row["drain"] or {}).get("until_s"))),
+    Column("LEFT", lambda row: ", ".join(left["name"] for left in (row["drain"] or {}).get("left", ())) or None),
 ]
 
 EVENT_COLUMNS = [
@@ -35,10 +38,16 @@ EVENT_COLUMNS = [
 ]
 
 
+def _clock_time(at_s: float | None) -> str | None:
+    return None if at_s is None else time.strftime("%H:%M:%S", time.localtime(at_s))
+
+
 def _device(device: dict[str, Any]) -> str:
     index = device["device"].rpartition("/")[2]
     jobs = "+".join(device["jobs"])
-    return f"{index}:{jobs or device['state']}" + (f"({device['state']})" if jobs and device["state"] != "used" else "")
+    slow = f"!{device['slow']:.1f}x" if device.get("slow") else ""  # of an older controller: not said
+    state = f"({device['state']})" if jobs and device["state"] != "used" else ""
+    return f"{index}:{jobs or device['state']}{state}{slow}"
 
 
 def _detail(data: dict[str, Any]) -> str:
@@ -166,12 +175,34 @@ def nodes(output: OutputOption = "table", json: JsonOption = False) -> None:
 
 def drain(
     node: Annotated[str, typer.Argument(help="The node to empty.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Give the node work again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Give the node work again; as `suika undrain`.")] = False,
+    deadline: Annotated[str | None, typer.Option(help="When it must be empty: 90s, 10m, 2h from now.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until it is empty; exit 1 if it is late.")
+    ] = False,
     output: OutputOption = "table",
     json: JsonOption = False,
 ) -> None:
-    """Move jobs off a node, live, and give it no new work."""
-    row = ask("drain", node=node, undo=undo)
+    """Move jobs off a node, live, and give it no new work. What could not leave by the deadline is said."""
+    deadline_s = None if deadline is None else parse_seconds(deadline, "deadline")
+    row = ask("drain", node=node, undo=undo, deadline_s=deadline_s)
+    while wait and not undo and row["drain"] is not None and row["drain"]["state"] == "draining":
+        time.sleep(0.5)
+        row = next(row for row in ask("nodes") if row["name"] == node)
+    emit(row, [row], NODE_COLUMNS, "json" if json else output)
+    if wait and row["drain"] is not None and row["drain"]["state"] == "late":
+        for left in row["drain"]["left"]:
+            note(f"suika: {left['name']} is still on {node}: {left['why']}")
+        sys.exit(FAILED)
+
+
+def undrain(
+    node: Annotated[str, typer.Argument(help="The node to use again.")],
+    output: OutputOption = "table",
+    json: JsonOption = False,
+) -> None:
+    """Give a node work again."""
+    row = ask("drain", node=node, undo=True)
     emit(row, [row], NODE_COLUMNS, "json" if json else output)
 
 

@@ -138,11 +138,11 @@ class Actor:
                 case Action.START:
                     self._start(job, waiting)
                 case Action.REDEPLOY if job.spec.rigid:  # to other devices by a stop and a start
-                    self._preempt(job, waiting.decision)
+                    self.stop(job, waiting.decision.reason)
                 case Action.REDEPLOY:
                     self._redeploy(job, waiting)
                 case Action.PREEMPT:
-                    self._preempt(job, waiting.decision)
+                    self.stop(job, waiting.decision.reason)
 
     def _others_are_on(self, decision: Decision) -> bool:
         """Whether another job's processes are, or may still be, on the decision's devices."""
@@ -218,11 +218,12 @@ class Actor:
         if error is not None:
             self.post(lambda: self.on_failed_move(job_id, str(error)))
 
-    def _preempt(self, job: Job, decision: Decision) -> None:
+    def stop(self, job: Job, reason: Reason, deadline_s: float | None = None) -> None:
+        """Have a running job save its state and give up its devices, within `deadline_s` if that is given."""
         state, watch = self.state, self.state.watch(job.id)
         assert watch.run is not None
         stops_s = job.spec.preemption.grace_s if job.spec.rigid else watch.launch_s
         watch.busy_until_s = state.clock() + stops_s
         state.give_up(watch.held, watch.busy_until_s)
-        state.change(job, JobState.PREEMPTING, decision.reason)
-        watch.run.preempt()
+        state.change(job, JobState.PREEMPTING, reason)
+        watch.run.preempt(deadline_s)

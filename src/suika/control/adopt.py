@@ -84,6 +84,7 @@ class Adoption:
             watch = state.watch(job.id)
             saved = state.store.snapshot(job.id)
             watch.snapshot = saved[0] if saved else None
+            watch.hold_until_s = job.not_before_s or 0.0
             if job.state in HOLDS_DEVICES:
                 assert job.plan is not None
                 held = _devices(job)

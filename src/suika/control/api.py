@@ -22,6 +22,8 @@ from suika.control.state import Watch
 from suika.control.store import Head, News
 from suika.control.submit import admit, check_options, resized
 from suika.control.usage import UsageBook
+from suika.control.views import take_snapshot
+from suika.control.usage import UsageBook
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import ConflictError, NotFoundError, require
@@ -29,7 +31,14 @@ from suika.core.job import ENDED, HOLDS_DEVICES, Job, JobState
 from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.snapshot import Option
+from suika.schedule.explain import explain
 from suika.schedule.waiting import same_cut
+
+Show = Callable[[Job], str]  # how a job is named to whoever asks
+
+
+def name_of(job: Job) -> str:
+    return job.spec.name
 
 
 class Api:
@@ -45,8 +54,9 @@ class Api:
         self._usage = UsageBook(self.state.store)
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        names = ("submit", "jobs", "describe", "explain", "resize", "cancel", "nodes", "drain", "events", "usage", "logs")
-        return {name: getattr(self, name) for name in names}
+        names = ("submit", "jobs", "describe", "resize", "cancel", "drain", "events", "usage", "logs")
+        plain = {"explain": lambda job: self.explain(job), "nodes": lambda: self.nodes()}
+        return {name: getattr(self, name) for name in names} | plain
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -60,11 +70,14 @@ class Api:
         if dry_run:
             options = [_option(option) for option in self.controller.pricing.curve(spec).options]
             return {"dry_run": True, "spec": spec.model_dump(mode="json"), "options": options}
-        with self._accepting(job_id, spec.name):  # not on the loop: a submission does not wait for a decision
+        with self._accepting(
+            job_id, f"{spec.tenant}/{spec.name}"
+        ):  # not on the loop: a submission does not wait for a decision
             known = self._known(job_id, job)
             if known is not None:
                 return known
-            if any(head.state not in ENDED for head in self.state.store.named(spec.name) if head.name == spec.name):
+            same = [h for h in self.state.store.named(spec.name) if (h.name, h.tenant) == (spec.name, spec.tenant)]
+            if any(head.state not in ENDED for head in same):
                 raise ConflictError("job.name", spec.name, "a job of this name is still active", "choose another")
             made = Job(job_id, spec, self.state.clock())
             data = {"spec": spec.model_dump(mode="json"), "body": _digest(job)}
@@ -147,16 +160,21 @@ class Api:
 
         return self.controller.call(change)
 
-    def drain(self, node: str, undo: bool = False) -> dict[str, Any]:
-        """Move jobs off `node` and give it no new work, until `undo`."""
+    def drain(self, node: str, undo: bool = False, deadline_s: float | None = None) -> dict[str, Any]:
+        """Move jobs off `node`, within `deadline_s` seconds if that is given, and give it no new work, until `undo`."""
         if node not in self.state.cluster.node_of:
             raise NotFoundError("node", node, "is not in the cluster", "see `suika nodes`")
+        number = isinstance(deadline_s, (int, float)) and not isinstance(deadline_s, bool)
+        good = deadline_s is None or (number and 0 < deadline_s <= 1e9)
+        require(good, "deadline_s", deadline_s, "must be a number of seconds above 0")
+        require(not (undo and deadline_s), "deadline_s", deadline_s, "is of no use with undo")
 
         def change() -> dict[str, Any]:
-            before = self.state.store.draining()
-            self.state.store.set_draining(before - {node} if undo else before | {node})
-            self.state.log("node-returned" if undo else "node-draining", node=node)
-            self.state.changed = True
+            drains = self.controller.drains
+            if undo:
+                drains.end(node)
+            else:
+                drains.begin(node, deadline_s)
             return next(row for row in self.nodes() if row["name"] == node)
 
         return self.controller.call(change)
@@ -178,11 +196,15 @@ class Api:
             "options": [_option(option) for option in curve.options],
             "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
             "step_parts_s": _step_parts_s(self.state.watch(found.id)),
+            "stragglers": [
+                {"device": str(device), "times": times}
+                for device, times in sorted(self.state.watch(found.id).stragglers.slow.items())
+            ],
             "estimate": self._estimate(found),
             "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
         }
 
-    def explain(self, job: str) -> dict[str, Any]:
+    def explain(self, job: str, show: Show = name_of) -> dict[str, Any]:
         """Why a job has what it has, or why it waits: the present reason, and every decision about it."""
         found = self._find(job)
         kinds = ("decided", "waits", "decision-cancelled", "move-failed", "resized", "recovering")
@@ -191,7 +213,7 @@ class Api:
         reason = going.decision.reason if going else found.reason
         sentence = reason.sentence
         if going is not None and going.after:
-            others = ", ".join(sorted(self.state.store.job(other).spec.name for other in going.after))
+            others = ", ".join(sorted({show(self.state.store.job(other)) for other in going.after}))
             sentence += f" (waits until {others} has given up its devices)"
         elif going is None and (wish := _unmet_wish(found)):
             sentence += f"; its user wants {wish}, which waits for free devices"
@@ -201,27 +223,43 @@ class Api:
             "state": found.state,
             "reason": {"code": reason.code, "sentence": sentence},
             "history": events,
+            **self._alternatives(found),
         }
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def _alternatives(self, job: Job) -> dict[str, Any]:
+        """What the job could run as, and what would change what it has, tried out on a snapshot of now."""
+        if job.state in ENDED:
+            return {}
+
+        def ask() -> dict[str, Any]:
+            snapshot = take_snapshot(self.state, self.controller.pricing)
+            return explain(snapshot, self.controller.policy, job.id) if job.id in snapshot.job_of else {}
+
+        return self.controller.call(ask)
+
+    def nodes(self, show: Show = name_of) -> list[dict[str, Any]]:
         """Nodes, and for each device who holds it and in which state it is."""
         users: dict[Device, list[str]] = {}
+        slow: dict[Device, float] = {}  # times as long as its peers in the same job
         for job in self.state.active():
+            slow |= self.state.watch(job.id).stragglers.slow
             for device in self.state.watch(job.id).held:
-                users.setdefault(device, []).append(job.spec.name)
+                users.setdefault(device, []).append(show(job))
         draining, down = self.state.store.draining(), dict(self.state.down)
         releasing = dict(self.state.releasing)
 
         def describe(device: Device) -> dict[str, Any]:
             state = "down" if device in down else "releasing" if device in releasing else "free"
             jobs = users.get(device, [])
-            return {"device": str(device), "state": "used" if jobs and state == "free" else state, "jobs": jobs}
+            shown = "used" if jobs and state == "free" else state
+            return {"device": str(device), "state": shown, "jobs": jobs, "slow": slow.get(device)}
 
         return [
             {
                 "name": node.name,
                 "type": node.device_type,
                 "draining": node.name in draining,
+                "drain": self.controller.drains.row(node.name),
                 "devices": [describe(device) for device in node.devices],
             }
             for node in self.state.cluster.nodes
@@ -271,6 +309,9 @@ class Api:
         found = self.state.store.named(name)
         if not found:
             raise NotFoundError("job", name, "there is no such job", "see `suika ps --all`")
+        active = [head for head in found if head.state not in ENDED]
+        ids = ", ".join(head.id for head in active)
+        require(len(active) < 2, "job", name, f"is the name of jobs of {len(active)} tenants", f"give an id: {ids}")
         return self.state.store.job(latest(found).id)
 
     def _active(self, name: str) -> Job:

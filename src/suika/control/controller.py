@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from suika.control.act import Actor, Launcher
 from suika.control.decider import Decide, decide_here
+from suika.control.drains import Drains
 from suika.control.observe import Observer
 from suika.control.state import Clock, Run, State, Watch
 from suika.control.store import StaleWriteError, Store
@@ -68,6 +69,7 @@ class Controller:
             background=self._pool.submit,
             on_failed_move=self.observer.move_failed,
         )
+        self.drains = Drains(self.state, self.actor.stop)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -76,6 +78,7 @@ class Controller:
         for message in self._arrived(wait_s):
             self._guarded(message if callable(message) else partial(self.observer.see, message))
         self._guarded(self._expire_holds)
+        self._guarded(self.drains.look)
         if self.state.changed:
             self.state.changed = False
             self.state.changed |= not self._guarded(self.actor.decide)  # tried again in the next round

@@ -66,7 +66,18 @@ class Observer:
 
     @see.register
     def _(self, report: Sampled) -> None:
-        self.state.watch(report.job_id).samples.add(report.sample)
+        """A sample of another generation was on its way when the job moved."""
+        state, watch = self.state, self.state.watch(report.job_id)
+        watch.samples.add(report.sample)
+        job = state.store.job(report.job_id)
+        if job.plan is None or report.generation != job.generation:
+            return
+        for device, times in watch.stragglers.look(job.plan, watch.samples.by_rank, watch.samples.num_samples):
+            if times:
+                sentence = f"{device} takes {times:.1f} times as long as its peers"
+                state.log("straggler", job.id, device=str(device), times=times, sentence=sentence)
+            else:
+                state.log("straggler-gone", job.id, device=str(device))
 
     @see.register
     def _(self, report: Moving) -> None:
@@ -83,6 +94,7 @@ class Observer:
             return  # cancelled meanwhile: its end is on the way
         watch.steps_seen.clear()
         watch.samples.clear()
+        watch.stragglers.clear()
         watch.busy_until_s, watch.failed_moves = 0.0, 0
         state.hold(job.id, record.new.devices)
         state.change(job, JobState.RUNNING, record.reason, target=None)
@@ -141,6 +153,7 @@ class Observer:
         watch.busy_until_s, watch.snapshot = 0.0, report.snapshot
         watch.steps_seen.clear()
         watch.samples.clear()
+        watch.stragglers.clear()
         for device in report.dead:
             state.down[device] = max(state.down.get(device, 0.0), state.clock() + self.device_hold_s)
             state.log("device-lost", job.id, device=str(device), noticed_s=report.noticed_s)
@@ -202,7 +215,8 @@ class Observer:
             if failed:
                 state.watch(job.id).hold_until_s = state.clock() + BACK_OFF_S * 2**job.num_recoveries
             if report.unreachable:
-                changes["not_before_s"] = state.clock() + job.spec.outage_s
+                until_s = changes["not_before_s"] = state.clock() + job.spec.outage_s
+                state.watch(job.id).hold_until_s = until_s
         reason = Reason(code, sentence)
         job = state.change(
             job, JobState.RECOVERING, reason, plan=None, target=None, num_recoveries=recoveries, **changes

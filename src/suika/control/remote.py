@@ -121,7 +121,12 @@ _ROUTES: dict[str, Callable[[dict[str, Any]], Route]] = {
     ),
     "cancel": lambda a: ("POST", _job(a, "/cancel"), None, None),
     "nodes": lambda a: ("GET", "/v1/nodes", None, "nodes"),
-    "drain": lambda a: ("POST", f"/v1/nodes/{quote(a['node'], safe='')}/drain", {"undo": a.get("undo", False)}, None),
+    "drain": lambda a: (
+        "POST",
+        f"/v1/nodes/{quote(a['node'], safe='')}/drain",
+        {"undo": a.get("undo", False), "deadline_s": a.get("deadline_s")},
+        None,
+    ),
     "quotas": lambda a: ("GET", "/v1/quotas", None, "quotas"),
     "set_quota": lambda a: ("PUT", f"/v1/quotas/{quote(a['tenant'], safe='')}", a["quota"], None),
     "usage": lambda a: (

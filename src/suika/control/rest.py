@@ -51,6 +51,7 @@ class Resize(_Body):
 
 class Drain(_Body):
     undo: bool = False
+    deadline_s: Annotated[float | None, Field(gt=0, le=1e9, allow_inf_nan=False)] = None
 
 
 class NewAccount(_Body):
@@ -128,7 +129,8 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
             job = {"tenant": who.tenant, **job}
             if job["tenant"] != who.tenant:
                 raise ForbiddenError("job.tenant", job["tenant"], f"is not yours ({who.tenant})", "leave it out")
-        _check_data(job.get("data"), data_roots)
+        _check_data("data", job.get("data"), data_roots)
+        _check_data("final_checkpoint", job.get("final_checkpoint"), data_roots)
         key = None if idempotency_key is None else f"{who.name}/{idempotency_key}"
         return api.submit(job, request_id=key, dry_run=dry_run)
 
@@ -141,18 +143,21 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
         who: Account = view,
     ) -> dict[str, Any]:
         """One page of jobs in order of submission; those that have ended too with `all` or their `state`."""
-        page, further = TenantView(api, who).page(all, state, after, limit)
-        return {"jobs": [api.row(job) for job in page], "next": page[-1].id if further else None}
+        seen = TenantView(api, who)
+        page, further = seen.page(all, state, after, limit)
+        return {"jobs": [seen.shown(api.row(job)) for job in page], "next": page[-1].id if further else None}
 
     @app.get("/v1/jobs/{job}")
     def describe_job(job: str, who: Account = view) -> dict[str, Any]:
         """All there is to know of a job, by its id or name."""
-        return api.describe(TenantView(api, who).find(job).id)
+        seen = TenantView(api, who)
+        return seen.shown(api.describe(seen.find(job).id))
 
     @app.get("/v1/jobs/{job}/explanation")
     def explain_job(job: str, who: Account = view) -> dict[str, Any]:
         """Why it has what it has, or why it waits."""
-        return api.explain(TenantView(api, who).find(job).id)
+        seen = TenantView(api, who)
+        return seen.explain(seen.find(job).id)
 
     @app.get("/v1/jobs/{job}/logs")
     def job_logs(
@@ -173,8 +178,9 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
     @app.post("/v1/jobs/{job}/cancel")
     def cancel_job(job: str, who: Account = submit) -> dict[str, Any]:
         """End it for good; asking again changes nothing."""
-        found = TenantView(api, who).find(job)
-        return api.row(found) if found.state is JobState.CANCELLED else api.cancel(found.id)
+        seen = TenantView(api, who)
+        found = seen.find(job)
+        return seen.shown(api.row(found) if found.state is JobState.CANCELLED else api.cancel(found.id))
 
 
 def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Backends) -> None:
@@ -188,8 +194,8 @@ def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Ba
 
     @app.post("/v1/nodes/{node}/drain")
     def drain_node(node: str, wish: Drain, who: Account = operate) -> dict[str, Any]:
-        """Move jobs off the node and give it no new work, until `undo`."""
-        return api.drain(node, wish.undo)
+        """Move jobs off the node, before a deadline if one is given, and give it no new work, until `undo`."""
+        return api.drain(node, wish.undo, wish.deadline_s)
 
     @app.get("/v1/events")
     def list_events(
@@ -296,12 +302,16 @@ def _job_schema() -> dict[str, Any]:
     return JobSpec.model_json_schema(ref_template=here + "/$defs/{model}")
 
 
-def _check_data(path: Any, roots: tuple[Path, ...]) -> None:
-    """Raise unless the data lies below a permitted folder, links followed."""
+def _check_data(field: str, path: Any, roots: tuple[Path, ...]) -> None:
+    """Raise unless what the controller will read or write lies below a permitted folder, links followed."""
     if not roots or not isinstance(path, str) or "\0" in path:
         return  # without roots everything is permitted; what is no path is refused later, with the reason
     real = Path(path).resolve()
     permitted = ", ".join(map(str, roots))
     require(
-        any(real.is_relative_to(root) for root in roots), "job.data", path, "is not permitted", f"below: {permitted}"
+        any(real.is_relative_to(root) for root in roots),
+        f"job.{field}",
+        path,
+        "is not permitted",
+        f"below: {permitted}",
     )

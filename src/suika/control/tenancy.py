@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Any
 
 from suika.control.api import Api, latest
@@ -10,6 +12,7 @@ from suika.control.auth import Account
 from suika.core.errors import NotFoundError
 from suika.core.job import ENDED, Job, JobState
 
+_JOB_ID = re.compile(r"\bj[0-9a-f]{10}\b")
 OF_OTHERS = "(another tenant's)"
 _OF_NO_JOB = ("node-", "device-")  # events without a job that concern everybody
 
@@ -45,19 +48,43 @@ class TenantView:
         return page, False
 
     def nodes(self) -> list[dict[str, Any]]:
-        rows = self.api.nodes()
-        mine = {job.spec.name for job in self.api.state.active() if self._sees(job)}
+        rows = self.api.nodes(self._name)
         for row in rows:
-            for device in row["devices"]:
-                device["jobs"] = [name if name in mine else OF_OTHERS for name in device["jobs"]]
+            if row["drain"] is not None:
+                row["drain"]["left"] = [left for left in row["drain"]["left"] if self._sees_id(left["job_id"])]
         return rows
+
+    def explain(self, job_id: str) -> dict[str, Any]:
+        return self.shown(self.api.explain(job_id, self._name))
+
+    def shown(self, document: Any) -> Any:
+        """`document` without a word of which jobs others have: sentences name jobs by their ids."""
+        if self.who.role.sees_all:
+            return document
+        if isinstance(document, str):
+            return _JOB_ID.sub(lambda found: found[0] if self._sees_id(found[0]) else OF_OTHERS, document)
+        if isinstance(document, Mapping):
+            return {self.shown(key): self.shown(value) for key, value in document.items()}
+        if isinstance(document, (list, tuple)):
+            return [self.shown(item) for item in document]
+        return document
+
+    def _name(self, job: Job) -> str:
+        return job.spec.name if self._sees(job) else OF_OTHERS
+
+    def _sees_id(self, job_id: str) -> bool:
+        """An id that no job bears gives nothing away."""
+        try:
+            return self._sees(self.api.state.store.job(job_id))
+        except KeyError:
+            return True
 
     def events(self, after: int, job: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
         """Events that the account may see among the next `limit`, and the number to go on after."""
         store = self.api.state.store
         job_id = self.find(job).id if job is not None else None
         events = store.events(after, job_id, limit)
-        seen = [e.to_dict() for e in events if self._concerns(e.kind, e.job_id)]
+        seen = [self.shown(e.to_dict()) for e in events if self._concerns(e.kind, e.job_id)]
         return seen, events[-1].seq if events else after
 
     def _concerns(self, kind: str, job_id: str | None) -> bool:

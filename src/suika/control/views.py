@@ -79,7 +79,7 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
     watch, spec = state.watch(job.id), job.spec
     run_s = now - watch.held_since_s if watch.held else 0.0
     plan = _present_plan(job, going)
-    until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0, job.not_before_s or 0.0)
+    until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0)
     if going or job.state in IN_FLIGHT:
         until = max(until, now + SOON_S)
     return JobView(

@@ -94,6 +94,8 @@ class JobView:
     requested_devices: int = 0  # what a trace's user asked for; 0: no such number
     fixed_layout: Layout | None = None  # a user's word: honour it or wait
     has_state: bool = False  # started before: a start is a resume
+    stoppable: bool = True  # False, its user's word: it may not be made to give up all its devices
+    pinned: bool = False  # nor may it be moved: it keeps what it has until it ends
     as_of_s: float | None = None  # when the two step counts were read; None: at the snapshot's time
 
     @property
@@ -101,7 +103,9 @@ class JobView:
         return bool(self.devices)
 
     def locked_at(self, now_s: float) -> bool:
-        """Whether a move is in flight that must end before anything else is decided about the job."""
+        """Whether the job must be left alone: a move is in flight, which must end first, or it may not be touched."""
+        if self.pinned and self.devices:
+            return True
         return self.moving_until_s is not None and self.moving_until_s > now_s and not self.interruptible
 
     @property
