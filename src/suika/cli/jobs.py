@@ -149,6 +149,8 @@ def describe(job: JobArgument, output: OutputOption = "table", json: JsonOption 
     if row["redeployments"]:
         print("\nMoves")
         emit(row, row["redeployments"], MOVE_COLUMNS, shown)
+    for straggler in row.get("stragglers", ()):
+        print(f"\n{straggler['device']} is slow: {straggler['times']:.1f} times as long as its peers")
     for failed in row["failed_moves"]:
         print(f"\nA move failed: {failed['error']}")
 

@@ -137,11 +137,13 @@ class _Gauges(Collector):
             paces = [known.pace for known in state.learned.own(job_id).values() if known.pace is not None]
             if paces and watch.held:
                 errors.add_metric([job_id], 1.0 / paces[-1] - 1.0)
+        slow = GaugeMetricFamily("suika_slow_devices", "Devices that take longer than their peers in the same job")
+        slow.add_metric([], sum(len(watch.stragglers.slow) for watch in list(state.watches.values())))
         backend = GaugeMetricFamily("suika_backend_up", "1: brings up processes", labels=["backend"])
         for name, is_up in self._backends().items():
             backend.add_metric([name], is_up)
         return (
-            *(jobs, devices, build, errors, backend),
+            *(jobs, devices, build, errors, slow, backend),
             GaugeMetricFamily(
                 "suika_fragmentation_ratio",
                 "Free devices outside wholly free nodes / free devices",

@@ -11,6 +11,7 @@ from typing import Any
 
 from suika.control.learned import Learned, Window
 from suika.control.store import Event, News, Store
+from suika.control.stragglers import Stragglers
 from suika.core.cluster import Cluster, Device
 from suika.core.decision import Decision, Reason
 from suika.core.job import Job, JobState
@@ -33,6 +34,7 @@ class Watch:
     # (steps done, when) as reported in the present generation; a fast job may report only some of its steps
     steps_seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=21))
     samples: Window = field(default_factory=Window)  # of the present generation
+    stragglers: Stragglers = field(default_factory=Stragglers)  # of the present generation
     held: tuple[Device, ...] = ()
     held_since_s: float = 0.0
     attained_device_s: float = 0.0
