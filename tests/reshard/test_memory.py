@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import labels
 import pytest
@@ -14,10 +15,14 @@ from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.reshard.execute import execute
+from suika.reshard.lean import LeanMove, lean_peaks, pieces_of
+from suika.reshard.links import Links
 from suika.reshard.memory import peaks, require_fit
 from suika.reshard.moveplan import plan_move
 from suika.reshard.state import JobShape, buffer_specs
+from suika.reshard.transports import memfd
 from suika.reshard.transports.gloo import Gloo
+from suika.reshard.transports.mixed import Mixed
 
 CLUSTER = labels.cluster(nodes=2, devices=2)
 MODEL = ModelSpec("wide", "llama", 4, 256, 768, 8, 2048)  # 22 MB of weights, 66 MB of state
@@ -61,6 +66,35 @@ def test_b49_measured_peaks_stay_below_the_predicted_ones(tmp_path: Path, old: L
         assert held == peak.source
         assert measured <= peak.keep - peak.source + SLACK
         assert measured >= peak.target - peak.kept - SLACK
+
+
+def test_b49_a_lean_move_holds_the_larger_state_and_one_piece(tmp_path: Path) -> None:
+    before, after = (labels.plan(SHAPE, layout, CLUSTER.devices) for layout in (Layout(tp=2, pp=2), Layout(tp=4)))
+    move = plan_move(SHAPE, before, after, CLUSTER, chunk_bytes=1 << 20)
+    pieces = pieces_of(move, Links(CLUSTER, move.participants))
+    predicted = lean_peaks(pieces)
+
+    def body(rank: int, transport: Gloo) -> tuple[int, int]:
+        specs = buffer_specs(MODEL, before.layout, 16, "fp32", rank)
+        shapes = {name: size for name, (size, _) in specs.items()}
+        buffers = {name: memfd.empty(size, torch.float32).fill_(float(len(name))) for name, size in shapes.items()}
+        node = Links(CLUSTER, move.participants).node
+        held = [memfd.held_bytes()]
+
+        def make(size: Any, dtype: torch.dtype) -> torch.Tensor:
+            made = memfd.empty(size, dtype)
+            held.append(memfd.held_bytes())
+            return made
+
+        lean = LeanMove(pieces, move.participants[rank], buffers, Mixed.of(transport, node), make)
+        lean.run()
+        transport.all_gather(b"")
+        return max(held), memfd.held_bytes()
+
+    results = run_forked(4, tmp_path, body)
+    for (most, after_it), expected, peak in zip(results, predicted, peaks(move), strict=True):
+        assert after_it == peak.target, "nothing of the old state is left"
+        assert max(peak.source, peak.target) <= most <= expected < 0.75 * peak.keep
 
 
 def test_b49_what_does_not_fit_is_refused_with_the_arithmetic() -> None:

@@ -78,7 +78,9 @@ class Mover:
         transport: Transport,
         new_buffers: Mapping[str, torch.Tensor] | None = None,
         near: Nearby | None = None,
+        problem: str = "",
     ) -> None:
+        """`problem`: why this participant cannot take part after all; `agree` tells the others."""
         self.plan, self.me, self.transport, self.near = plan, plan.index(device), transport, near
         self.old = Side(dict(old_buffers), plan.old.regions(self.me))
         self.new = Side({}, plan.new.regions(self.me))
@@ -89,7 +91,7 @@ class Mover:
         self._arrived = CellHashes(self.new, plan.groups, self.report)
         self._exchange: Exchange | None = None
         with self.report.phase("allocate"):
-            self._problem = self._lay_out(near.buffers if near is not None else new_buffers)
+            self._problem = problem or self._lay_out(near.buffers if near is not None else new_buffers)
 
     def agree(self, word: Any = None) -> list[Any]:
         """Same plan, buffers as the plan says, memory for the new ones: or nobody starts. Returns everybody's `word`

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +66,12 @@ class Nearby:
         lent = transport.lend(old)
         mine = adoptions(plan, {me, *lent})[me]
         adopted = {name: lent[owner].adopt(there) for name, (owner, there) in mine.items()}
-        buffers = allocate(plan, me, old, make, adopted)
+        try:
+            buffers = allocate(plan, me, old, make, adopted)
+        except MemoryError:
+            if plan.forwards:
+                transport.lend({})  # the others must not wait for this participant
+            raise
         again = transport.lend(buffers) if plan.forwards else {}
         sides = {(0, peer): Side(_Mapped(peers), plan.old.regions(peer)) for peer, peers in lent.items()}
         sides |= {(1, peer): Side(_Mapped(peers), plan.new.regions(peer)) for peer, peers in again.items()}
@@ -99,12 +105,13 @@ class Nearby:
         return copied, adopted, ""
 
     def _map(self) -> None:
-        """Map now what `read` will need."""
+        """Map now what `read` will need. A neighbour that got no memory shows nothing: `Mover.agree` will tell."""
         for stream in self.plan.streams:
             if stream.dst == self.me and self.reads(stream):
                 for segment in stream.segments:
                     for cell in self.plan.groups[segment.group].cells:
-                        self.sides[stream.hop, stream.src].view(cell)
+                        with suppress(KeyError):
+                            self.sides[stream.hop, stream.src].view(cell)
 
 
 class _Mapped(dict[str, torch.Tensor]):

@@ -95,6 +95,7 @@ class Bucket:
     replica: int
     sharded: bool  # ZeRO >= 1: moments and masters are cut over the replicas
     owner: int | None = None  # the one replica that has them all; None: an even cut
+    gathered: bool = False  # ZeRO 3: weights are cut as well, and gathered when they are used
 
     @property
     def trained(self) -> bool:
@@ -190,7 +191,8 @@ def rank_buckets(
         apart = layout.ep if tensors[0].expert is not None else 1
         shapes = tuple(t.local_shape(layout.tp, place.tp) for t in tensors)
         owner = bucket_owner(layout, name, replicas)
-        found.append(Bucket(name, tuple(tensors), shapes, replicas // apart, replica // apart, layout.zero >= 1, owner))
+        shared = replicas // apart, replica // apart
+        found.append(Bucket(name, tuple(tensors), shapes, *shared, layout.zero >= 1, owner, layout.zero == 3))
     return tuple(found)
 
 
