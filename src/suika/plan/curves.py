@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import accumulate, count
 
 import numpy as np
 
@@ -84,16 +85,12 @@ def _counts(low: int, high: int, node: int) -> list[int]:
 def shapes_of(num_devices: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """How `num_devices` may lie on nodes of `sizes` (descending): on as few nodes as can be, and spread evenly over
     twice as many (a fragmented cluster)."""
-    packed: list[int] = []
-    left = num_devices
-    for size in sizes:
-        if left <= 0:
-            break
-        packed.append(min(size, left))
-        left -= packed[-1]
-    if left > 0:
+    ends = list(accumulate(sizes))
+    whole = bisect_left(ends, num_devices)  # nodes that are filled
+    if whole == len(sizes):
         return []
-    shapes = [tuple(packed)]
+    packed = (*sizes[:whole], num_devices - (ends[whole - 1] if whole else 0))
+    shapes = [packed]
     wide = 2 * len(packed)
     if num_devices % wide == 0 and wide <= len(sizes) and num_devices // wide <= sizes[wide - 1]:
         shapes.append((num_devices // wide,) * wide)

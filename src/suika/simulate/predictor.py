@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -51,6 +52,8 @@ class Predictor:
     lengths: Lengths = Lengths()
     noise: float = 0.0  # sigma of the lognormal factor on each option's seconds per step
     seed: int = 0
+    # What is believed of a job instead of its true curve, by job id: as by a controller, see `plan.curves.known_curve`.
+    told: Mapping[str, ScalingCurve] = field(default_factory=dict, hash=False, compare=False)
 
     @property
     def drifts(self) -> bool:
@@ -58,6 +61,8 @@ class Predictor:
         return self.lengths.kind != "declared"
 
     def curve(self, job: SimJob) -> ScalingCurve:
+        if job.id in self.told:
+            return self.told[job.id]
         return _noisy_curve(self, job) if self.noise else job.curve
 
     def remaining_steps(self, job: SimJob, done_steps: float) -> float:
