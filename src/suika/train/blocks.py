@@ -9,6 +9,7 @@ adapters A (rank, in) and B (out, rank) one is cut as its matrix is, the other i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from suika.core.layout import Recompute
 from suika.core.model import ModelSpec
 from suika.train.axis import Parallel, TensorParallel
 from suika.train.masks import Masks
+from suika.train.sharded import Use
 
 
 class Weights(nn.Module):
@@ -152,6 +154,7 @@ class Block(nn.Module):
         self.attention_norm, self.attention = Norm(model), Attention(model, parallel.tp, recompute)
         self.mlp_norm = Norm(model)
         self.add_mlp(model)
+        self.use: Use | None = None  # ZeRO 3: its weights come and go
 
     def add_mlp(self, model: ModelSpec) -> None:
         self.mlp = Mlp(model, self.parallel.tp)
@@ -161,9 +164,10 @@ class Block(nn.Module):
         return self.mlp(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, masks: Masks) -> Tensor:
-        if self.recompute_all:
-            return recomputed(self._run, x, rotary, masks)
-        return self._run(x, rotary, masks)
+        run = self._run
+        if self.use is not None:
+            run = partial(self.use.during, self._run, again=not self.recompute_all)
+        return recomputed(run, x, rotary, masks) if self.recompute_all else run(x, rotary, masks)
 
     def _run(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, masks: Masks) -> Tensor:
         x = x + masks.drop(self.attention(self.attention_norm(x), rotary), f"{self.name}.attention")

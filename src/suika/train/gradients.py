@@ -7,7 +7,8 @@ two at a time). That makes copies that live at different places, a tied embeddin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,8 +42,38 @@ class BucketGradients:
         return self.flat[start:stop]
 
 
-class Gradients:
+class OwnedGradient(Protocol):
+    """What the optimizer needs of a bucket's gradient once it is reduced."""
+
+    bucket: Bucket
+
+    @property
+    def owned(self) -> Tensor: ...
+
+
+class ReducedGradients:
+    """What is alike whether gradients are whole on every replica or not: where they are partial, what counts."""
+
+    buckets: Sequence[OwnedGradient]
+
+    def __init__(self, buckets: tuple[Bucket, ...], tp: Axis, ends: Axis, sequence_parallel: bool) -> None:
+        self.tp, self.ends, self.sequence_parallel = tp, ends, sequence_parallel
+        self._counted = [list(_counted_runs(b, tp, ends)) for b in buckets]
+
+    def square_sum(self) -> Tensor:
+        """This rank's share of the squared norm of the model's gradient, fp64: each logical element counts once."""
+        total = torch.zeros((), dtype=torch.float64)
+        for gradients, runs in zip(self.buckets, self._counted, strict=True):
+            owned = gradients.owned
+            for start, stop in runs:
+                total += torch.linalg.vector_norm(owned[start:stop], dtype=torch.float64).square_()
+        return total
+
+
+class Gradients(ReducedGradients):
     """All buckets of a rank and the reductions that a step needs, in the order in which they must happen."""
+
+    buckets: tuple[BucketGradients, ...]
 
     def __init__(
         self,
@@ -53,12 +84,12 @@ class Gradients:
         ends: Axis,
         sequence_parallel: bool,
     ) -> None:
+        super().__init__(buckets, tp, ends, sequence_parallel)
         self.buckets = tuple(BucketGradients(bucket, dtype) for bucket in buckets)
         self.views = {name: view for b in self.buckets for name, view in b.views.items()}
-        self.tp, self.replicas, self.ends = tp, replicas, ends
+        self.replicas = replicas
         tensors = [t for bucket in buckets for t in bucket.tensors]
-        self._partial = [t for t in tensors if tp.size > 1 and _is_partial(t, tp.size, sequence_parallel)]
-        self._counted = [list(_counted_runs(b, tp, ends)) for b in buckets]
+        self._partial = [t for t in tensors if is_partial(t, tp.size, sequence_parallel)]
 
     def zero(self) -> None:
         for bucket in self.buckets:
@@ -72,25 +103,8 @@ class Gradients:
             shared.copy_(self.ends.sum(shared))
         self._sum_over_dp()
 
-    def square_sum(self) -> Tensor:
-        """This rank's share of the squared norm of the model's gradient, fp64: each logical element counts once."""
-        total = torch.zeros((), dtype=torch.float64)
-        for gradients, runs in zip(self.buckets, self._counted, strict=True):
-            owned = gradients.owned
-            for start, stop in runs:
-                total += torch.linalg.vector_norm(owned[start:stop], dtype=torch.float64).square_()
-        return total
-
     def _sum_over_tp(self) -> None:
-        """Tensors that tp ranks share but compute parts of: one all-reduce for all of them."""
-        if not self._partial:
-            return
-        slots = [_slot(t, self.views[t.name], self.tp) for t in self._partial]
-        summed = self.tp.sum(torch.cat([whole.flatten() for whole, _ in slots]))
-        for tensor, (whole, mine), part in zip(
-            self._partial, slots, summed.split([w.numel() for w, _ in slots]), strict=True
-        ):
-            self.views[tensor.name].copy_(part.view(whole.shape)[mine])
+        sum_over_tp(self.tp, self._partial, self.views)
 
     def _sum_over_dp(self) -> None:
         """Every rank receives the others' versions of its own part and adds them in rank order."""
@@ -103,8 +117,20 @@ class Gradients:
             wait(works)
 
 
-def _is_partial(tensor: LogicalTensor, tp: int, sequence_parallel: bool) -> bool:
+def sum_over_tp(tp: Axis, tensors: Sequence[LogicalTensor], grads: Mapping[str, Tensor]) -> None:
+    """Sum the gradients of `tensors`, which tp ranks share but compute parts of, in place: one message for all."""
+    if not tensors:
+        return
+    slots = [_slot(t, grads[t.name], tp) for t in tensors]
+    summed = tp.sum(torch.cat([whole.flatten() for whole, _ in slots]))
+    for tensor, (whole, mine), part in zip(tensors, slots, summed.split([w.numel() for w, _ in slots]), strict=True):
+        grads[tensor.name].copy_(part.view(whole.shape)[mine])
+
+
+def is_partial(tensor: LogicalTensor, tp: int, sequence_parallel: bool) -> bool:
     """Whether tp ranks hold the same elements of `tensor` but only parts of their gradient."""
+    if tp == 1:
+        return False
     if tensor.tp_dim is None:
         # Each rank saw its own positions, or its part of a product; an expert's last bias is added by the first rank.
         return sequence_parallel or tensor.in_region or tensor.expert is not None

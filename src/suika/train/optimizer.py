@@ -38,18 +38,24 @@ class BucketState:
     def __init__(self, bucket: Bucket, buffers: Mapping[str, Tensor]) -> None:
         self.bucket = bucket
         self.m, self.v = buffers[f"m/{bucket.name}"], buffers[f"v/{bucket.name}"]
-        self.weights = [buffers[f"weight/{t.name}"].view(-1) for t in bucket.tensors]
         start, stop = bucket.slice
+        ends = [at + math.prod(shape) for at, shape in zip(bucket.offsets, bucket.shapes, strict=True)]
+        # Of each shard, what lies in this slice; tensors of which nothing does are left out.
         cut = [
-            (tensor, piece)
-            for tensor, weight, at in zip(bucket.tensors, self.weights, bucket.offsets, strict=True)
-            if len(piece := weight[max(start - at, 0) : max(stop - at, 0)])
+            (tensor, max(start - at, 0), min(stop, end) - at)
+            for tensor, at, end in zip(bucket.tensors, bucket.offsets, ends, strict=True)
+            if max(start, at) < min(stop, end)
         ]
-        self.rounded = [piece for _, piece in cut]  # of this slice, as the model reads them
-        self.sizes = [len(piece) for piece in self.rounded]
+        self.sizes = [high - low for _, low, high in cut]
+        weights = {t.name: buffers[f"weight/{t.name}"].view(-1) for t in bucket.tensors if not bucket.gathered}
+        self.weights = list(weights.values())  # whole ones; none where weights are slices, too
+        # This slice, as the model reads it.
+        self.rounded = [weights[tensor.name][low:high] for tensor, low, high in cut if not bucket.gathered]
+        if bucket.gathered and cut:
+            self.rounded = list(buffers[f"weight/{bucket.name}"].split(self.sizes))
         master = buffers.get(f"master/{bucket.name}")
         self.exact = self.rounded if master is None else list(master.split(self.sizes)) if cut else []
-        self.decayed = [exact for (tensor, _), exact in zip(cut, self.exact, strict=True) if tensor.decay]
+        self.decayed = [exact for (tensor, *_), exact in zip(cut, self.exact, strict=True) if tensor.decay]
 
     @torch.no_grad()
     def update(self, grad: Tensor, spec: OptimizerSpec, step: int, lr: float) -> None:
@@ -95,12 +101,12 @@ class AdamW:
             state.update(grad, self.spec, step, lr)
 
     def share(self, flats: list[Tensor], replicas: Replicas) -> None:
-        """Give every replica the slices that the others updated. `flats` are scratch, at least as long and as wide as
-        each bucket's weights."""
+        """Give every replica the slices that the others updated, where it holds whole weights. `flats` are scratch, at
+        least as long and as wide as each bucket's weights."""
         split = [
             (state, flat.view(state.weights[0].dtype)[: state.bucket.numel])
             for state, flat in zip(self.states, flats, strict=True)
-            if state.bucket.sharded and state.bucket.replicas > 1
+            if state.weights and state.bucket.sharded and state.bucket.replicas > 1
         ]
         rounds = []
         for state, flat in split:

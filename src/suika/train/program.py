@@ -24,6 +24,7 @@ from suika.train.limits import check_runnable
 from suika.train.masks import Masks, step_masks
 from suika.train.optimizer import AdamW, learning_rate
 from suika.train.pipeline import build_pipeline
+from suika.train.sharded import SlicedGradients, Slices
 from suika.train.stage import Stage
 from suika.train.vocabulary import IGNORED
 
@@ -74,7 +75,15 @@ class Trainer:
         # This rank's part of each global batch, in samples.
         self._share = (first, first + shares[self.place.dp] * layout.micro_batch)
         dtype = getattr(torch, optimizer_kinds(spec.precision)["m"])
-        self.gradients = Gradients(self.trained, dtype, self.tp, self.replicas, self.ends, split_sequence)
+        axes = self.tp, self.replicas, self.ends, split_sequence
+        self.gradients: Gradients | SlicedGradients
+        self.slices: Slices | None = None
+        if layout.zero == 3:
+            self.gradients = SlicedGradients(self.trained, dtype, *axes)
+            self.slices = Slices(self.buckets, self.replicas, self.gradients)
+            self.stage.take_from(self.slices)
+        else:
+            self.gradients = Gradients(self.trained, dtype, *axes)
         self.pipeline = build_pipeline(self.stage, shares[self.place.dp], layout.micro_batch, self.pp)
 
     def buffer_specs(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -87,10 +96,12 @@ class Trainer:
             for tensor, at in zip(bucket.tensors, bucket.offsets, strict=True):
                 box = shard_box(tensor, self.layout.tp, self.place.tp)
                 shard = torch.from_numpy(initial_shard(self.spec.model, self.spec.seed, tensor, box.starts, box.stops))
-                buffers[f"weight/{tensor.name}"].copy_(shard)
-                if (master := buffers.get(f"master/{bucket.name}")) is not None:
-                    owned = shard.flatten()[max(start - at, 0) : max(stop - at, 0)]
-                    master[max(at - start, 0) :][: len(owned)] = owned
+                if not bucket.gathered:
+                    buffers[f"weight/{tensor.name}"].copy_(shard)
+                owned = shard.flatten()[max(start - at, 0) : max(stop - at, 0)]
+                for sliced in (f"weight/{bucket.name}", f"master/{bucket.name}"):
+                    if sliced in buffers:
+                        buffers[sliced][max(at - start, 0) :][: len(owned)] = owned
         return buffers
 
     def bind(self, buffers: Mapping[str, Tensor]) -> None:
@@ -100,8 +111,11 @@ class Trainer:
             assert given.dtype == dtype, f"{name}: {given.dtype} is not {dtype}"
             assert given.is_contiguous(), f"{name} is not contiguous"
         self._buffers = {name: buffers[name] for name in self._specs}
-        weights = {t.name: buffers[f"weight/{t.name}"] for bucket in self.buckets for t in bucket.tensors}
-        self.stage.bind(weights, self.gradients.views)
+        if self.slices is not None:
+            self.slices.bind(buffers)
+        elif isinstance(self.gradients, Gradients):
+            weights = {t.name: buffers[f"weight/{t.name}"] for bucket in self.buckets for t in bucket.tensors}
+            self.stage.bind(weights, self.gradients.views)
         self.optimizer = AdamW(self.spec.optimizer, self.trained, self._buffers)
 
     def buffers(self) -> Mapping[str, Tensor]:
@@ -153,6 +167,8 @@ class Trainer:
             samples = torch.from_numpy(self.dataset.samples(*self.sample_range))
             tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
         losses = self.pipeline.run(tokens, targets)
+        if self.slices is not None:
+            self.slices.opened.close()
         return losses, int((targets != IGNORED).sum()) if targets is not None else 0
 
     def _masks(self) -> tuple[Masks, ...]:
@@ -177,4 +193,5 @@ class Trainer:
         scale = (min(1.0, limit / grad_norm) if limit and grad_norm > 0 else 1.0) / num_tokens
         owned = [bucket.owned.mul_(scale) for bucket in self.gradients.buckets]
         self.optimizer.update(owned, self.steps_done + 1, lr)
-        self.optimizer.share([bucket.flat for bucket in self.gradients.buckets], self.replicas)
+        if isinstance(self.gradients, Gradients):
+            self.optimizer.share([bucket.flat for bucket in self.gradients.buckets], self.replicas)

@@ -8,6 +8,7 @@ Parameters carry the names of `logical_tensors`: `layers.3.attention.q.weight` i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 from suika.core.layout import Layout
 from suika.core.mesh import Coordinate
 from suika.core.model import ModelSpec
-from suika.core.tensors import logical_tensors
+from suika.core.tensors import LogicalTensor, logical_tensors
 from suika.train.axis import Parallel
 from suika.train.blocks import Block, Norm, Weights, rotary_tables
 from suika.train.experts import MixtureBlock
 from suika.train.masks import Masks
+from suika.train.sharded import Slices, Use
 from suika.train.vocabulary import embed, token_losses
 
 
@@ -55,6 +57,11 @@ class Stage:
         has none is frozen."""
         for chunk in self.chunks:
             chunk.bind({name: weight for name, weight in weights.items() if chunk.has(name)}, grads)
+
+    def take_from(self, slices: Slices) -> None:
+        """Instead of `bind`: weights are whole only while they are used (ZeRO 3)."""
+        for chunk in self.chunks:
+            chunk.take_from(slices)
 
     def begin(self, masks: Sequence[Masks]) -> None:
         """Start a step: the masks of its micro-batches, which go through each chunk in this order."""
@@ -112,6 +119,7 @@ class Chunk(nn.Module):
         if model.family == "llama":
             self.rotary = rotary_tables(sequence_length, model.head_dim, model.rope_theta, dtype)
         self._masks: Iterator[Masks] = iter(())
+        self._uses: dict[str, Use] = {}  # ZeRO 3
 
     def has(self, name: str) -> bool:
         """Whether the tensor called `name` is a parameter of this chunk."""
@@ -133,6 +141,16 @@ class Chunk(nn.Module):
                 parameter.register_post_accumulate_grad_hook(_adder(grad))
             setattr(self.get_submodule(holder), leaf, parameter)
 
+    def take_from(self, slices: Slices) -> None:
+        """As `Stage.take_from`."""
+        for number, block in self.layers.items():
+            block.use = slices.use(self, partial(_in_layer, int(number)))
+        if self.is_first:
+            self._uses["embedding"] = slices.use(self, lambda t: t.place == "embedding")
+        if self.is_last:
+            table = "embedding.weight" if self.tied else ""
+            self._uses["head"] = slices.use(self, lambda t: t.place == "head" or t.name == table)
+
     def boundary(self, micro_batch: int) -> Tensor:
         """A shape-only example of what passes between chunks: (B, L or L/tp, D)."""
         positions = self.tp.positions(self.length)
@@ -152,12 +170,11 @@ class Chunk(nn.Module):
         """Token ids (B, L) or activations of the chunk before -> activations, or local logits (B, L, V)."""
         masks = next(self._masks)
         if self.is_first:
-            x = masks.drop(self._embed(x), "embedding")
+            x = masks.drop(self._with("embedding", self._embed, x), "embedding")
         for block in self.layers.values():
             x = block(x, self.rotary, masks)
         if self.is_last:
-            x = self.tp.enter(self.final_norm(x))
-            x = F.linear(x, (self.embedding if self.tied else self.head).weight)
+            x = self._with("head", self._logits, x)
         # Nothing up to here is trained: the schedule will bring a gradient nonetheless, and it ends here.
         return x if x.requires_grad else x.requires_grad_()
 
@@ -170,6 +187,19 @@ class Chunk(nn.Module):
         if hasattr(self, "positions"):
             x = x + self.positions.weight[self.tp.positions(self.length)]
         return x
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = self.tp.enter(self.final_norm(x))
+        return F.linear(x, (self.embedding if self.tied else self.head).weight)
+
+    def _with(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """`function(x)`, with its weights in place where they come and go."""
+        use = self._uses.get(name)
+        return function(x) if use is None else use.during(function, x)
+
+
+def _in_layer(layer: int, tensor: LogicalTensor) -> bool:
+    return tensor.layer == layer
 
 
 def _adder(wide: Tensor) -> Callable[[Tensor], None]:
