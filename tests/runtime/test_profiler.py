@@ -79,6 +79,21 @@ def test_spans_cost_nothing_while_no_step_is_sampled() -> None:
     assert (time.process_time() - began) / 10_000 < 5e-6
 
 
+def test_what_goes_on_beside_training_marks_the_sample() -> None:
+    """A move that is prepared, or a snapshot that is written, uses the same process: such a sample is not steady."""
+    p = Profiler("j", 1, 0)
+    samples(p, WARM_STEPS)
+    step.done += 1  # type: ignore[attr-defined]
+    _, moved = p.step(step, lambda: "move")
+    assert moved is not None
+    assert moved.kind == "move"
+    began = iter(["steady", "snapshot"])
+    p._next = 0
+    _, saved = p.step(step, lambda: next(began))
+    assert saved is not None
+    assert saved.kind == "snapshot"
+
+
 def test_a_failing_step_leaves_no_recording_behind() -> None:
     p = Profiler("j", 1, 0)
     samples(p, WARM_STEPS)

@@ -27,6 +27,7 @@ from suika.runtime.program import StepResult
 BUDGET = 0.005  # of step time
 WARM_STEPS = 3  # of a generation, never sampled
 EVERY = 4  # steps from one sample to the next, while the budget allows
+STEADY = "steady"  # kind of a sample that is nothing but training
 _IDLE = nullcontext()
 
 
@@ -126,11 +127,14 @@ class Profiler:
         self._recent: deque[float] = deque(maxlen=32)
         self._next = WARM_STEPS
 
-    def step(self, run: Callable[[], StepResult]) -> tuple[StepResult, StepSample | None]:
-        """Run one step; its sample, if it was one of the sampled ones."""
+    def step(
+        self, run: Callable[[], StepResult], beside: Callable[[], str] = lambda: STEADY
+    ) -> tuple[StepResult, StepSample | None]:
+        """Run one step; its sample, if it was one of the sampled ones. `beside` says what goes on at the moment beside
+        training (move, snapshot), whose processor time the sample has in it: the sample's kind."""
         if self.num_steps < self._next:
             return self._plain(run), None
-        return self._sampled(run)
+        return self._sampled(run, beside)
 
     def _plain(self, run: Callable[[], StepResult]) -> StepResult:
         start = time.perf_counter()
@@ -138,8 +142,9 @@ class Profiler:
         self._count(time.perf_counter() - start)
         return result
 
-    def _sampled(self, run: Callable[[], StepResult]) -> tuple[StepResult, StepSample]:
+    def _sampled(self, run: Callable[[], StepResult], beside: Callable[[], str]) -> tuple[StepResult, StepSample]:
         global _recording
+        kind = beside()
         cost = span_cost_s()
         recording = _Recording()
         begun, processor = time.perf_counter(), time.process_time()
@@ -165,6 +170,7 @@ class Profiler:
             tuple(recording.collectives),
             idle_s=max(step_s - used_s, 0.0),
             profiler_s=own_s,
+            kind=kind if kind != STEADY else beside(),
         )
         return result, sample
 

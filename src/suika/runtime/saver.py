@@ -38,6 +38,10 @@ class Saver:
         if captured is not None and captured.step == step:
             self._start(self._publish, generation, captured)
 
+    @property
+    def is_writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
+
     def join(self) -> None:
         if self._writer is not None:
             self._writer.join()

@@ -29,7 +29,7 @@ from suika.runtime.events import Outcome
 from suika.runtime.generation import Generation, RankJob
 from suika.runtime.handover import AbortedError, Handover
 from suika.runtime.messages import Channel, DisconnectedError, Message
-from suika.runtime.profiler import Profiler
+from suika.runtime.profiler import STEADY, Profiler
 from suika.runtime.program import StepResult
 from suika.runtime.saver import Saver
 from suika.runtime.sockets import is_broken_link
@@ -163,7 +163,8 @@ class Rank:
             if live.program.records()["steps_done"] >= steps:
                 self._end(live, Outcome.FINISHED)
                 continue
-            result, sample = self._profiler_of(live).step(lambda now=live: now.program.step(self._votes()))  # type: ignore[misc]
+            step = partial(live.program.step, self._votes())
+            result, sample = self._profiler_of(live).step(step, self._beside)
             self._report(live, result)
             if sample is not None:
                 self._say("sample", generation=live.number, sample=sample.to_dict())
@@ -183,6 +184,10 @@ class Rank:
         if self._profiler is None or self._profiler.generation != live.number:
             self._profiler = Profiler(self._job.job_id, live.number, live.rank)
         return self._profiler
+
+    def _beside(self) -> str:
+        """What takes processor time beside training."""
+        return "move" if self._handover is not None else "snapshot" if self._saver.is_writing else STEADY
 
     def _votes(self) -> tuple[float, float, float]:
         handover = self._handover
