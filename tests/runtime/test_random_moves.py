@@ -1,4 +1,4 @@
-"""Twenty random moves of the built-in trainer, against the same job in one process that never moves."""
+"""Twenty random moves of the built-in trainer, in every mode, against the same job in one process that never moves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_losses_over_twenty_random_moves(backend: LocalBackend, tmp_path: Path, 
     moved = begin("moved")
     moved.start(_random_plan(job, rng), 1).result(60)
     for generation in range(2, 22):
-        record = moved.redeploy(_random_plan(job, rng), generation, USER, weights_first=rng.random() < 0.5).result(90)
+        how = rng.choice(({"mode": "lean"}, {"weights_first": True}, {"weights_first": False}))
+        record = moved.redeploy(_random_plan(job, rng), generation, USER, **how).result(90)
         assert record.error is None
         moved.wait(StepDone, generation=generation)
     last = moved.preempt().result(60)

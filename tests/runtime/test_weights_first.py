@@ -24,7 +24,7 @@ def test_every_bit_is_kept(run: Callable[..., Watched]) -> None:
     job = spec()
     job_run = run(job)
     job_run.start(plan(*STAGES[0], job), 1).result(60)
-    for generation, stage in enumerate(STAGES[1:5], start=2):
+    for generation, stage in enumerate(STAGES[1:4], start=2):
         record = job_run.redeploy(plan(*stage, job), generation, USER, weights_first=True).result(60)
         assert (record.phase, record.error) == (Phase.RELEASE, None)
     last = job_run.preempt().result(60)
@@ -55,7 +55,7 @@ def test_a_death_in_the_provisional_pass_leads_back_to_the_same_step(
 def test_gradients_of_the_provisional_pass_are_the_steps_own(backend: LocalBackend, tmp_path: Path) -> None:
     """The built-in trainer, moved to other devices in the same layout: every later loss is that of the twin."""
     prepare(sysconfig.get_paths()["stdlib"], tmp_path / "text.bin", pattern="*.py", max_bytes=100_000)
-    job = spec(model=MODEL, global_batch=8, sequence_length=16, steps=30, seed=3)
+    job = spec(model=MODEL, global_batch=8, sequence_length=16, steps=16, seed=3)
 
     def losses(name: str, moves: list[str]) -> dict[int, tuple[float, float]]:
         data = str(tmp_path / "text.bin")
@@ -68,4 +68,4 @@ def test_gradients_of_the_provisional_pass_are_the_steps_own(backend: LocalBacke
         job_run.close()
         return {e.step: (e.loss, e.grad_norm) for e in job_run.events if isinstance(e, StepDone)}
 
-    assert losses("moved", ["b0 b1 a2 a3", "a1 a0 b1 b0"]) == losses("unmoved", [])
+    assert losses("moved", ["b0 b1 a2 a3"]) == losses("unmoved", [])

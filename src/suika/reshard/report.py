@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass
@@ -29,6 +29,20 @@ class MoveReport:
         start = time.perf_counter()
         yield
         self.phase_s[name] = self.phase_s.get(name, 0.0) + time.perf_counter() - start
+
+    @staticmethod
+    def total(reports: Iterable[MoveReport]) -> MoveReport:
+        """Of several moves in a row: sums, but of what is in flight the most."""
+        whole = MoveReport()
+        for report in reports:
+            for field_ in fields(report):
+                if field_.name == "phase_s":
+                    for name, seconds in report.phase_s.items():
+                        whole.phase_s[name] = whole.phase_s.get(name, 0.0) + seconds
+                else:
+                    one, other = getattr(whole, field_.name), getattr(report, field_.name)
+                    setattr(whole, field_.name, max(one, other) if field_.name == "staging_bytes" else one + other)
+        return whole
 
     @contextmanager
     def hashing(self, num_bytes: int) -> Iterator[None]:

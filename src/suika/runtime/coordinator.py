@@ -40,7 +40,7 @@ from suika.runtime.events import (
 from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member, UnableError
 from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.messages import Message, Processes
-from suika.runtime.redeploy import Commit, Move
+from suika.runtime.redeploy import Commit, Mode, Move
 from suika.runtime.timing import StepTimes
 
 PROGRAM = "suika.train.program:build"
@@ -88,6 +88,7 @@ class JobRun:
             "program": program,
             "data_path": data_path,
             "snapshots": str(folder / "snapshots"),
+            "variables": dict(spec.environment.variables),
         }
         self.gang = Gang(job_id, processes, self._hear, self.limits)
         self.keeper = SnapshotKeeper(self.gang)
@@ -114,17 +115,19 @@ class JobRun:
         reason: Reason,
         commit: Commit = lambda: True,
         weights_first: bool | None = None,
+        mode: Mode = "keep",
     ) -> Future[Redeployment]:
         """Move the running job to `plan`. `commit` is the owner's compare-and-set, called once, when all is verified.
 
         `weights_first`: compute the next gradients while masters and moments stream; None: where the platform gains by
-        it (`reshard.predict.pace_of`).
+        it (`reshard.predict.pace_of`). `mode` "lean": where both states do not fit side by side; a death or a broken
+        link on the way then costs the steps since the last snapshot.
 
         Resolves with the record: phase RELEASE if it was committed, ABORTED (with `error`) if the old generation
         goes on. The pause is known some steps later: see `Measured`.
         """
         first = pace_of(self.cluster).weights_first if weights_first is None else weights_first
-        return self.command(lambda: self._redeploy(plan, generation, reason, commit, first))
+        return self.command(lambda: self._redeploy(plan, generation, reason, commit, first, mode))
 
     def snapshot(self) -> Future[str]:
         """Save the state after the same step on all ranks. Resolves with the snapshot's path."""
@@ -252,13 +255,13 @@ class JobRun:
             self.gang.pump()
 
     def _redeploy(
-        self, plan: Plan, generation: int, reason: Reason, commit: Commit, weights_first: bool
+        self, plan: Plan, generation: int, reason: Reason, commit: Commit, weights_first: bool, mode: Mode
     ) -> Redeployment:
         self._need_running()
         assert generation > self.generation, f"generation {generation} after {self.generation}"
         self._measure(final=True)
         old_times = self.times
-        record = Move(self, plan, generation, reason, weights_first).run(commit)
+        record = Move(self, plan, generation, reason, weights_first, mode).run(commit)
         self._tidy_store()
         if record.error is None:
             self._unmeasured = (record, old_times)

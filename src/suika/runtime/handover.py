@@ -7,23 +7,23 @@ new memory. An abort therefore only has to forget the new generation.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from suika.core.cluster_file import cluster_from_dict
 from suika.core.plan import Plan
-from suika.reshard.execute import REST, WEIGHTS, Mover
 from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
-from suika.reshard.nearby import Nearby
 from suika.reshard.report import MoveReport
 from suika.runtime import groups as process_groups
 from suika.runtime import store as rendezvous
+from suika.runtime.carriage import Carriage, Kept, Lean
 from suika.runtime.generation import GROUP_TIMEOUT_S, Generation, RankJob
 from suika.runtime.messages import Message
-from suika.runtime.sockets import SocketWatch
+from suika.runtime.sockets import SocketWatch, is_broken_link
 from suika.runtime.ways import Way, open_way
 
 Say = Callable[..., None]
@@ -50,8 +50,7 @@ class Handover:
         self._plan: MovePlan | None = None
         self._group: dist.ProcessGroup | None = None
         self._way: Way | None = None
-        self._mover: Mover | None = None  # the new generation's buffers, and every message, laid out
-        self._streaming: threading.Thread | None = None  # brings masters and moments while the new program computes
+        self._carriage: Carriage | None = None
         self._lock = threading.Lock()
         self._entered = self._aborted = False
         self._decided = threading.Event()
@@ -93,23 +92,25 @@ class Handover:
         device = next(g.program.device for g in (self.new, self._live) if g is not None)
         nodes = Links(cluster, plan.participants).node
         way = self._way = open_way(self._group, nodes, device, store, name, GROUP_TIMEOUT_S)
-        # Memory is touched now, so that page faults stay out of the pause; kept buffers are the live ones.
-        old_buffers = self._live.program.buffers() if self._live else {}
-        near = Nearby.prepare(plan, me, old_buffers, way.transport, way.make)
-        self._mover = Mover(plan, job.device, old_buffers, way.transport, near=near)
+        program = self._live.program if self._live is not None else None
+        if order["mode"] == "lean":
+            self._carriage = Lean(plan, Links(cluster, plan.participants), job.device, program, way)
+        else:
+            self._carriage = Kept(plan, job.device, program, way)
         watch.close()
         self._plan = plan
         return plan
 
     # -- the control thread -------------------------------------------------------------------------------------------
 
-    def decide(self, commit: bool) -> None:
-        """The coordinator's verdict. On an abort whoever waits for a peer is woken up at once."""
+    def decide(self, commit: bool, restore: bool = False) -> None:
+        """The coordinator's verdict. On an abort whoever waits for a peer is woken up at once; but with `restore` all
+        are there and the connections are needed for the way back."""
         with self._lock:
             self._aborted = not commit
             self.wants_cut = False
             self._decided.set()
-            if not commit and self._watch is not None:
+            if not commit and not restore and self._watch is not None:
                 self._watch.break_connections()
             if not commit and not self._entered:  # the main thread trains and will never hear of this move
                 threading.Thread(target=self._withdraw, name="withdraw", daemon=True).start()
@@ -138,53 +139,37 @@ class Handover:
         try:
             report = self._move(step)
         except Exception as error:
-            self._say("unable", generation=self.number, error=f"move: {type(error).__name__}: {error}")
+            said = f"move: {type(error).__name__}: {error}"
+            self._say("unable", generation=self.number, error=said, link=is_broken_link(error))
         else:
             verify_s = report.phase_s["verify"]  # most hashes were taken while the wire worked
             self._say("verified", generation=self.number, received_bytes=report.received_bytes, verify_s=verify_s)
         self._decided.wait()
         if self._aborted:
+            if self._carriage is not None:
+                self._carriage.restore()
             raise AbortedError(f"generation {self.number} was called off")
-        self._live = self._mover = None  # what is not kept may go
+        self._live = self._carriage = None  # what is not kept may go
 
     def _move(self, step: int | None) -> MoveReport:
         """Weights, then the rest; with `weights_first` the new program computes its next step's gradients meanwhile."""
-        new, mover = self.new, self._mover
-        assert mover is not None, "entered before it was prepared"
-        header = self._agree(mover, step)
-        mover.carry(WEIGHTS)
-        if new is not None:
-            new.program.bind(mover.new.buffers)
-            new.program.load_records(header["records"])
-        if self._order["weights_first"]:
-            self._compute_while_streaming(mover, new)
-        else:
-            mover.carry(REST)
-        mover.settle()
-        return mover.report
+        new, carriage = self.new, self._carriage
+        assert carriage is not None, "entered before it was prepared"
+        header = self._agree(carriage, step)
+        if new is None:
+            return carriage.carry(None, None)
+        program = new.program
 
-    def _compute_while_streaming(self, mover: Mover, new: Generation | None) -> None:
-        """Nothing that moved is changed by it: after an abort the gradients are dropped with the new program."""
-        problems: list[Exception] = []
+        def ready(buffers: Mapping[str, torch.Tensor]) -> None:
+            program.bind(buffers)
+            program.load_records(header["records"])
 
-        def stream() -> None:
-            try:
-                mover.carry(REST)
-            except Exception as error:
-                problems.append(error)
+        return carriage.carry(ready, program.begin if self._order["weights_first"] else None)
 
-        self._streaming = threading.Thread(target=stream, name="stream", daemon=True)
-        self._streaming.start()
-        if new is not None:
-            new.program.begin()
-        self._streaming.join()
-        if problems:
-            raise problems[0]
-
-    def _agree(self, mover: Mover, step: int | None) -> dict[str, Any]:
+    def _agree(self, carriage: Carriage, step: int | None) -> dict[str, Any]:
         """The old ranks' step and records, on every participant; raises unless all carry out the same move of it."""
         records = self._live.program.records() if self._live is not None else None
-        words = mover.agree({"generation": self.number, "step": step, "records": records})
+        words = carriage.agree({"generation": self.number, "step": step, "records": records})
         (first, *others) = [word for word in words if word["step"] is not None]
         if any(word["generation"] != self.number for word in words) or any(other != first for other in others):
             raise RuntimeError(f"participants do not agree: {words}")
@@ -194,8 +179,8 @@ class Handover:
     def close(self) -> None:
         """The move's own connections are no longer needed."""
         self._preparer.join()
-        if self._streaming is not None:  # after an abort its connections are broken
-            self._streaming.join()
+        if self._carriage is not None:
+            self._carriage.join()
         if self._way is not None:
             self._way.close()
             self._way = None
@@ -206,7 +191,7 @@ class Handover:
     def discard(self) -> None:
         """After an abort: forget the new generation."""
         self.close()
-        self._live = self._mover = None
+        self._live = self._carriage = None
         if self.new is not None:
             self.new.destroy()
             self.new = None

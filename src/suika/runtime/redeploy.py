@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from suika.core.cluster import Cluster
 from suika.core.decision import Reason
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from suika.runtime.coordinator import JobRun
 
 Commit = Callable[[], bool]
+Mode = Literal["keep", "lean"]  # both states side by side, or piece by piece (docs/design/reshard.md)
 
 
 class RefusedError(RuntimeError):
@@ -36,9 +37,11 @@ class RefusedError(RuntimeError):
 class Move:
     """Recipe for one redeployment of `run` to `plan`. Old ranks hold the state, joiners are forked, leavers go."""
 
-    def __init__(self, run: JobRun, plan: Plan, generation: int, reason: Reason, weights_first: bool) -> None:
+    def __init__(
+        self, run: JobRun, plan: Plan, generation: int, reason: Reason, weights_first: bool, mode: Mode
+    ) -> None:
         assert run.plan is not None
-        self._weights_first = weights_first
+        self._weights_first, self._mode = weights_first, mode
         self._run, self._gang, self._limits = run, run.gang, run.limits
         self._old = dict(run.ranks)
         self._joiners = {d: run.spawn(d, generation) for d in plan.devices if d not in self._old}
@@ -76,6 +79,7 @@ class Move:
             cluster=self._part_of_cluster().to_dict(),
             store=store,
             weights_first=self._weights_first,
+            mode=self._mode,
         )
         self._record = replace(self._record, bound_bytes=self._bound_bytes())
         prepared = self._gather("prepared", self._everyone, self._limits.build_s)
@@ -148,10 +152,16 @@ class Move:
             self._run.emit(Released(self._run.job_id, self._record.generation, tuple(self._leavers)))
 
     def _abort(self, error: Exception) -> Redeployment:
-        """Back to the old generation at the same step: its groups and its state are as they were."""
-        if isinstance(error, DiedError) and error.member.device in self._old:
+        """Back to the old generation at the same step: its groups and its state are as they were, or, in a lean move,
+        carried back by all. Where that cannot be the job falls back to its snapshot."""
+        under_way = self._mode == "lean" and self._record.phase == Phase.MOVE
+        if isinstance(error, DiedError) and (error.member.device in self._old or under_way):
             raise error
-        self._tell("abort")
+        if under_way and (isinstance(error, TimeoutError) or (isinstance(error, UnableError) and error.link)):
+            raise error
+        self._tell("abort", restore=under_way)
+        if under_way:
+            self._gather("resumed", self._old.values(), self._limits.move_s, complaint=None)
         self._gang.kill(self._joiners.values())
         if self._joiners:
             self._run.emit(Released(self._run.job_id, self._record.generation, tuple(self._joiners)))

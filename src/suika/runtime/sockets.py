@@ -12,6 +12,8 @@ from contextlib import suppress
 
 from torch.distributed import DistNetworkError
 
+from suika.reshard.transports.base import TransportError
+
 _GLOO = "gloo/transport"  # the source that all of gloo's complaints about connections name
 
 
@@ -39,8 +41,10 @@ class SocketWatch:
 
 
 def is_broken_link(error: BaseException) -> bool:
-    """Whether gloo or torch's store complains that it cannot reach a peer: no fault of the program's."""
-    return isinstance(error, RuntimeError) and (isinstance(error, DistNetworkError) or _GLOO in str(error))
+    """Whether a transport, gloo or torch's store complains that it cannot reach a peer: no fault of the program's."""
+    return isinstance(error, TransportError | DistNetworkError) or (
+        isinstance(error, RuntimeError) and _GLOO in str(error)
+    )
 
 
 def _open_sockets() -> dict[int, str]:

@@ -121,7 +121,7 @@ class Rank:
                 self._switched.wait(_SWITCH_WAIT_S)
                 self._switched.clear()
             case "abort" if current and handover is not None:
-                handover.decide(False)
+                handover.decide(False, message.get("restore", False))
             case "abort":  # called off before this rank was asked to prepare
                 self._say("resumed", generation=message["generation"])
             case "preempt":

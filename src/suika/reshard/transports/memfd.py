@@ -45,7 +45,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:
         return torch.empty(tuple(shape), dtype=dtype)
-    available = _available_bytes()
+    available = available_bytes()
     if num_bytes > available:  # the kernel would not refuse: it would go and kill processes to find the pages
         raise MemoryError(f"{num_bytes} bytes of shared memory are needed, {available} are available")
     fd = os.memfd_create("suika", os.MFD_CLOEXEC)
@@ -98,7 +98,7 @@ def held_bytes() -> int:
     return sum(span.num_bytes for span in _mapped.values())
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """What this host can still give without swapping."""
     with open("/proc/meminfo") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

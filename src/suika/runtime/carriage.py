@@ -1,0 +1,140 @@
+"""The two ways to carry a rank's state from one generation to the next.
+
+`Kept`: both states side by side until the commit; an abort only forgets the new one. `Lean`: piece by piece, each let
+go of by its old owner once it has arrived; an abort carries the pieces back, which takes everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from suika.core.cluster import Device
+from suika.reshard.execute import REST, WEIGHTS, MoveError, Mover
+from suika.reshard.lean import LeanMove, lean_peaks, pieces_of
+from suika.reshard.links import Links
+from suika.reshard.memory import peaks
+from suika.reshard.moveplan import MovePlan
+from suika.reshard.nearby import Nearby
+from suika.reshard.report import MoveReport
+from suika.reshard.transports import memfd
+from suika.runtime.program import Program
+from suika.runtime.ways import Way
+
+Ready = Callable[[Mapping[str, torch.Tensor]], None]  # binds the new program; masters and moments may still be coming
+
+
+class Carriage(Protocol):
+    def agree(self, word: Any) -> list[Any]:
+        """Everybody's word, once all are able to begin; raises `MoveError` on all alike otherwise."""
+        ...
+
+    def carry(self, ready: Ready | None, begin: Callable[[], None] | None) -> MoveReport:
+        """Move and prove. `ready` (None for a leaver) is called as soon as the new program can be bound; `begin`, if
+        given, runs beside the rest of the transfer."""
+        ...
+
+    def restore(self) -> None:
+        """After an abort, with all participants alive: the old program has its state again."""
+        ...
+
+    def join(self) -> None:
+        """Wait for threads that a broken connection has ended."""
+        ...
+
+
+class Kept:
+    """Made while training goes on: the new buffers are allocated and every message is laid out."""
+
+    def __init__(self, plan: MovePlan, device: Device, live: Program | None, way: Way) -> None:
+        old = live.buffers() if live is not None else {}
+        near = Nearby.prepare(plan, plan.index(device), old, way.transport, way.make)
+        self._mover = Mover(plan, device, old, way.transport, near=near)
+        self._streaming: threading.Thread | None = None  # brings masters and moments while the new program computes
+
+    def agree(self, word: Any) -> list[Any]:
+        return self._mover.agree(word)
+
+    def carry(self, ready: Ready | None, begin: Callable[[], None] | None) -> MoveReport:
+        mover = self._mover
+        mover.carry(WEIGHTS)
+        if ready is not None:
+            ready(mover.new.buffers)
+        if begin is not None:
+            self._compute_while_streaming(begin)
+        else:
+            mover.carry(REST)
+        mover.settle()
+        return mover.report
+
+    def restore(self) -> None:
+        """Nothing was touched."""
+
+    def join(self) -> None:
+        if self._streaming is not None:
+            self._streaming.join()
+
+    def _compute_while_streaming(self, begin: Callable[[], None]) -> None:
+        """Nothing that moved is changed by it: after an abort the gradients are dropped with the new program."""
+        problems: list[Exception] = []
+
+        def stream() -> None:
+            try:
+                self._mover.carry(REST)
+            except Exception as error:
+                problems.append(error)
+
+        self._streaming = threading.Thread(target=stream, name="stream", daemon=True)
+        self._streaming.start()
+        begin()
+        self._streaming.join()
+        if problems:
+            raise problems[0]
+
+
+class Lean:
+    """Refused here, before anything stops, when even one piece at a time does not fit. The old program must have no
+    other hold on its buffers than what `bind` gave it."""
+
+    def __init__(self, plan: MovePlan, links: Links, device: Device, live: Program | None, way: Way) -> None:
+        if way.make is not memfd.empty:
+            raise MoveError("lean moves are for state in host memory")
+        self._device, self._live, self._way = device, live, way
+        self._pieces = pieces_of(plan, links)
+        me = plan.index(device)
+        more = lean_peaks(self._pieces)[me] - peaks(plan)[me].source
+        if more > memfd.available_bytes():
+            raise MemoryError(f"a lean move needs {more} bytes more than now, {memfd.available_bytes()} are available")
+        self._move: LeanMove | None = None
+
+    def agree(self, word: Any) -> list[Any]:
+        return [json.loads(said) for said in self._way.transport.all_gather(json.dumps(word).encode())]
+
+    def carry(self, ready: Ready | None, begin: Callable[[], None] | None) -> MoveReport:
+        old = dict(self._live.buffers()) if self._live is not None else {}
+        if self._live is not None:
+            _let_go(self._live)
+        self._move = LeanMove(self._pieces, self._device, old, self._way.transport, self._way.make)
+        del old
+        buffers = self._move.run()
+        if ready is not None:
+            ready(buffers)
+        return MoveReport.total(self._move.reports)
+
+    def restore(self) -> None:
+        if self._move is not None:
+            old = self._move.undo()
+            if self._live is not None:
+                self._live.bind(old)
+
+    def join(self) -> None:
+        """There are none."""
+
+
+def _let_go(program: Program) -> None:
+    """Have `program` hold addresses instead of its state: memory that is reserved and never touched takes no pages."""
+    program.bind({name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in program.buffer_specs().items()})
