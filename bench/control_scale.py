@@ -1,22 +1,28 @@
 """A controller that starts over a full store: 1,000 active and 9,000 ended jobs, 1,000 nodes.
 
-    python bench/control_scale.py [--active 1000] [--ended 9000] [--nodes 1000] [--policy suika]
+    python bench/control_scale.py [--active 1000] [--ended 9000] [--nodes 1000] [--policy suika] [--agents]
 
 Fills a SQLite store in a temporary folder, then starts the service over it in this process and reports, as one JSON
 document: seconds from opening the store to the end of the first decision cycle, seconds per cycle after that, the
-first page of 100 jobs over the network door (server and client on this machine), and this process's peak memory. The
-nodes are in memory: they are connected to the hub and silent, and no process runs on them; all active jobs queue at
-first, and the cycle hands out devices to as many as the devices allow.
+first page of 100 jobs over the network door (server and client on this machine), and the peak memory of this process
+and of the one that decides. The nodes are in memory: they are connected to the hub and silent, and no process runs on
+them; all active jobs queue at first, and the cycle hands out devices to as many as the devices allow. With `--agents`
+the nodes are emulated ones whose agents share one process, as `suika agent --emulate` brings them up: they connect over
+the network, send signs of life, and act out the jobs that are started on them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,6 +75,7 @@ def main() -> None:
     parser.add_argument("--ended", type=int, default=9000)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--policy", default="suika")
+    parser.add_argument("--agents", action="store_true")
     arguments = parser.parse_args()
     nodes = parse_cluster_shorthand(f"{arguments.nodes}x8:A800").nodes
     with tempfile.TemporaryDirectory(prefix="suika-scale-") as folder:
@@ -76,10 +83,41 @@ def main() -> None:
         text = home / "text"
         text.write_text("some text to train on\n" * 1000)
         fill(f"sqlite:///{home}/suika.db", text, arguments.active, arguments.ended, nodes)
-        print(json.dumps(measure(home, arguments.policy, nodes), indent=2))
+        print(json.dumps(measure(home, arguments.policy, nodes, arguments.agents), indent=2))
 
 
-def measure(home: Path, policy: str, nodes: tuple[Node, ...]) -> dict[str, Any]:
+@contextmanager
+def joined(daemon: Daemon, home: Path, nodes: tuple[Node, ...], agents: bool) -> Iterator[None]:
+    """All nodes are here."""
+    if not agents:
+        for node in nodes:
+            connect(daemon, node)
+        yield
+        return
+    command = [sys.executable, "-m", "suika.cli", "agent", "--emulate", f"{len(nodes)}x8:A800", "--join", daemon.url]
+    command += ["--token-file", str(home / "node.token"), "--home", str(home / "agents")]
+    with (home / "agents.log").open("wb") as log:
+        agent = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 180
+        while sum(daemon.hub.nodes.values()) < len(nodes):
+            if time.monotonic() > deadline or agent.poll() is not None:
+                sys.exit(
+                    f"only {sum(daemon.hub.nodes.values())} nodes came: {(home / 'agents.log').read_text()[-500:]}"
+                )
+            time.sleep(0.1)
+        yield
+    finally:
+        agent.terminate()
+        agent.wait(30)
+
+
+def peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents: bool) -> dict[str, Any]:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     daemon = Daemon(home, policy=policy)
     opened_s = time.perf_counter() - began_s
@@ -103,16 +141,16 @@ def measure(home: Path, policy: str, nodes: tuple[Node, ...]) -> dict[str, Any]:
         first_s, first_cpu_s = ended_s[0], time.process_time() - began_cpu_s
         token = (home / "admin.token").read_text().strip()
         with httpx.Client(base_url=daemon.url, headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
-            client.get("/v1/jobs")
-            pages_s = [client.get("/v1/jobs?limit=100").elapsed.total_seconds() for _ in range(10)]
-            pages_s += [client.get("/v1/jobs?all=true&limit=100").elapsed.total_seconds() for _ in range(10)]
-        before = len(took_s)
-        for node in nodes:
-            connect(daemon, node)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and (len(took_s) < before + 3 or daemon.controller.state.changed):
-            time.sleep(0.05)
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            before = len(took_s)
+            with joined(daemon, home, nodes, agents):
+                deadline = time.monotonic() + 120
+                while time.monotonic() < deadline and (len(took_s) < before + 5 or daemon.controller.state.changed):
+                    time.sleep(0.05)
+                client.get("/v1/jobs")
+                pages_s = [client.get("/v1/jobs?limit=100").elapsed.total_seconds() for _ in range(10)]
+                pages_s += [client.get("/v1/jobs?all=true&limit=100").elapsed.total_seconds() for _ in range(10)]
+                running = sum(bool(watch.held) for watch in daemon.controller.state.watches.values())
+                memory = {"controller": peak_bytes(os.getpid()), "decisions": peak_bytes(daemon.decisions_pid)}
     return {
         "policy": policy,
         "open_s": opened_s,
@@ -121,7 +159,8 @@ def measure(home: Path, policy: str, nodes: tuple[Node, ...]) -> dict[str, Any]:
         "cycle_s": {"first": took_s[0], "median_with_nodes": statistics.median(took_s[before:] or [0.0])},
         "cycle_cpu_s": {"first": cpu_s[0], "median_with_nodes": statistics.median(cpu_s[before:] or [0.0])},
         "first_page_of_100_s": {"p50": statistics.median(pages_s), "max": max(pages_s)},
-        "controller_peak_bytes": peak_bytes,
+        "jobs_with_devices": running,
+        "peak_bytes": memory,
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from suika.schedule.policies import load
 @pytest.fixture(scope="module")
 def process() -> Iterator[DecisionProcess]:
     process = DecisionProcess("suika")
+    assert process.is_up(60.0)
     yield process
     process.close()
 
@@ -49,8 +52,11 @@ def test_it_decides_as_it_would_be_decided_here(process: DecisionProcess, tmp_pa
 def test_another_process_takes_the_place_of_one_that_died(process: DecisionProcess, tmp_path: Path) -> None:
     snapshot = snapshots(tmp_path)[-1]
     before = process(snapshot)
-    process._process.kill()
-    process._process.wait()
+    pid = process.pid
+    os.kill(pid, signal.SIGKILL)
+    assert process(snapshot).steps == before.steps  # decided here, while another process comes up
+    assert process.pid != pid
+    assert process.is_up(60.0)
     assert process(snapshot).steps == before.steps
 
 

@@ -114,6 +114,11 @@ class Daemon:
         assert self._door is not None, "not started"
         return self._door.url
 
+    @property
+    def decisions_pid(self) -> int:
+        """Of the process that runs the scheduling cycles."""
+        return self._decisions.pid
+
     def status(self) -> dict[str, Any]:
         cluster = self.controller.state.cluster
         here = {node.name: node.name in self.roster.found for node in cluster.nodes}

@@ -2,8 +2,8 @@
 
 A cycle is a pure function of its snapshot. The process is given one, works, and gives back what may be done; whoever
 asked waits meanwhile, and what happens in between is decided together in the next cycle. What does not change from one
-snapshot to the next (the cluster, scaling curves) is sent once, so that the policy's caches stay warm. If the process
-dies, another one is asked the same.
+snapshot to the next (the cluster, scaling curves) is sent once, so that the policy's caches stay warm. While the process
+comes up, at first or after it has died, its owner decides itself: the answer is the same.
 
 That process runs `main`: frames of 8 bytes of length and a pickle, on its standard input and output. It ends with its
 parent, whose end of the pipe closes.
@@ -32,6 +32,7 @@ from suika.schedule.policies import load
 
 _LENGTH = struct.Struct(">Q")
 _ANSWER_S = 120.0
+_UP = b"up"  # the process' first frame
 _MOST_KEPT = 8192  # objects that the process remembers; then it forgets all
 _KEPT = (Cluster, ScalingCurve)
 
@@ -70,27 +71,41 @@ class DecisionProcess:
     """A `Decide`. Used from one thread at a time; `close` ends the process."""
 
     def __init__(self, policy: str) -> None:
-        self._policy = policy
+        self._name = policy
         self._process = self._start()
+        self._policy = load(policy)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._kept: dict[int, tuple[int, object]] = {}  # id -> (number, the object: its id is not used again)
-        command = [sys.executable, "-c", "from suika.control.decider import main; main()", self._policy]
+        self._is_up = False
+        command = [sys.executable, "-c", "from suika.control.decider import main; main()", self._name]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, close_fds=True
         )
 
-    def __call__(self, snapshot: Snapshot) -> Answer:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __call__(self, snapshot: Snapshot) -> Decided:
         """Raises `DecisionError`."""
         try:
-            return self._ask(snapshot)
+            if self.is_up():
+                return self._ask(snapshot)
         except (OSError, EOFError):
             self.close()
             self._process = self._start()
-        try:
-            return self._ask(snapshot)
-        except (OSError, EOFError) as error:
-            raise DecisionError(f"the process that decides died twice: {error}") from None
+        return run_cycle(snapshot, self._policy)
+
+    def is_up(self, wait_s: float = 0.0) -> bool:
+        """Whether the process answers. Raises `OSError` or `EOFError` if it is gone."""
+        if not self._is_up and self._has_said_something(wait_s):
+            assert self._process.stdout is not None
+            self._is_up = _read(self._process.stdout) == _UP
+        return self._is_up
+
+    def _has_said_something(self, wait_s: float) -> bool:
+        return bool(select.select([self._process.stdout], [], [], wait_s)[0])
 
     def _ask(self, snapshot: Snapshot) -> Answer:
         process = self._process
@@ -100,7 +115,7 @@ class DecisionProcess:
         if forget:
             self._kept = {}
         _write(process.stdin, self._packed(snapshot, forget))
-        if not select.select([process.stdout], [], [], _ANSWER_S)[0]:
+        if not self._has_said_something(_ANSWER_S):
             process.kill()
             raise DecisionError(f"no decision within {_ANSWER_S:.0f} s")
         answer = pickle.loads(_read(process.stdout))
@@ -184,4 +199,6 @@ def _answer(snapshot: Snapshot, policy: Policy) -> Answer | str:
 def main() -> None:
     answers = sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing but answers on the pipe
-    serve(load(sys.argv[1]), sys.stdin.buffer, answers)
+    policy = load(sys.argv[1])
+    _write(answers, _UP)
+    serve(policy, sys.stdin.buffer, answers)
