@@ -2,8 +2,8 @@
 
 A cycle is a pure function of its snapshot. The process is given one, works, and gives back what may be done; whoever
 asked waits meanwhile, and what happens in between is decided together in the next cycle. What does not change from one
-snapshot to the next (the cluster, scaling curves) is sent once, so that the policy's caches stay warm. While the process
-comes up, at first or after it has died, its owner decides itself: the answer is the same.
+snapshot to the next (the cluster, scaling curves) is sent once, so that the policy's caches stay warm. While the
+process comes up, at first or after it has died, its owner decides itself: the answer is the same.
 
 That process runs `main`: frames of 8 bytes of length and a pickle, on its standard input and output. It ends with its
 parent, whose end of the pipe closes.
