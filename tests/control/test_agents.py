@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from suika.agent.link import PROTOCOL, LinkError, Wire
 from suika.agent.words import SAID
-from suika.control.agents import AgentHub, Watcher
+from suika.control.agents import AgentHub, UnreachableError, Watcher
 from suika.core.errors import SpecError
+from suika.runtime.gang import COMMAND_ENTRY
 
 
 class Notes(Watcher):
@@ -216,6 +219,53 @@ def test_a_new_controller_claims_what_runs_and_hears_what_was_said(made: Any) ->
     assert notes is None
 
 
+def test_an_older_agent_serves_on_and_is_asked_only_what_it_knows(made: Any) -> None:
+    hub, notes, _ = made
+    node, job = Node(hub), Job()
+    hello = node.hello
+    node.hello = lambda: hello(protocol=1)  # type: ignore[method-assign]
+    node.connect()
+    node.greet()
+    assert notes.said == [("arrived", "n0", {})]
+    hub.spawn("j.1.n0/0", "n0", COMMAND_ENTRY, {"generation": 1}, job)
+    assert node.orders == []
+    assert [event["event"] for event in job.heard] == ["message", "exit"]
+    assert "upgrade it" in job.heard[0]["message"]["error"]
+    with pytest.raises(UnreachableError, match="upgrade it"):
+        hub.ask("n0", {"do": "logs", "job_id": "j"})
+    hub.spawn("j.2.n0/0", "n0", "entry", {}, job)
+    assert [order["do"] for order in node.orders] == ["fork"]
+
+
+@pytest.mark.parametrize(("protocol", "fix"), [(PROTOCOL + 1, "upgrade the controller"), (0, "upgrade the agent")])
+def test_the_refusal_of_a_protocol_says_who_must_follow(made: Any, protocol: int, fix: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        made[0].join(Node(made[0]).hello(protocol=protocol), object())
+    assert refusal.value.fix == fix
+
+
+def test_a_question_is_answered_by_the_node_that_was_asked(made: Any) -> None:
+    hub, _, _ = made
+    nodes = [Node(hub, name) for name in ("n0", "n1")]
+    for node in nodes:
+        node.connect()
+        node.greet()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(hub.ask, "n0", {"do": "logs", "job_id": "j"})
+        while not nodes[0].orders:
+            time.sleep(0.001)
+        number = nodes[0].orders[0]["request"]
+        nodes[1].say("logs", request=number, logs=[["j.1.n1/0", 0, 1]])  # not asked
+        nodes[0].say("logs", request=number, logs=[["j.1.n0/0", 0, 5]])
+        nodes[0].say("logs", request=number, logs=[])  # said twice
+        assert asked.result(10)["logs"] == [["j.1.n0/0", 0, 5]]
+    with pytest.raises(UnreachableError, match="did not answer"):
+        hub.ask("n0", {"do": "logs", "job_id": "j"}, timeout_s=0.01)
+    nodes[0].cut()
+    with pytest.raises(UnreachableError, match="not connected"):
+        hub.ask("n0", {"do": "logs", "job_id": "j"})
+
+
 def test_two_nodes_of_one_name(made: Any) -> None:
     hub, _, _ = made
     node = Node(hub)
@@ -228,6 +278,9 @@ def test_two_nodes_of_one_name(made: Any) -> None:
     "changes",
     [
         {"protocol": PROTOCOL + 1},
+        {"protocol": 0},
+        {"protocol": True},
+        {"protocol": "2"},
         {"node": {"name": "../x", "num_devices": 4, "device_type": "cpu"}},
         {"node": {"name": "n0", "num_devices": True, "device_type": "cpu"}},
         {"node": {"name": "n0", "num_devices": 0, "device_type": "cpu"}},
@@ -256,6 +309,12 @@ def test_agents_that_are_not_taken(made: Any, changes: dict[str, Any]) -> None:
         '{"ack": 0, "n": 9, "m": {"event": "devices", "dirty": {}}}',
         '{"ack": 0, "n": 1, "m": 3}',
         '{"ack": 0, "n": 1, "m": {"event": "reboot"}}',
+        '{"ack": 0, "n": 1, "m": {"event": "logs"}}',
+        '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "logs": [["p", 0]]}}',
+        '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "logs": [["p", 0, true]]}}',
+        '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "data": 5, "next": 0}}',
+        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "exited"}}}',
+        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "p", "message": {"say": "place", "host": 1, "port": 1}}}',
         '{"ack": 0, "n": 1, "m": {"event": "exit", "process": "j.1.n0/0", "code": "0"}}',
         '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "step"}}}',
         '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "sample"}}}',

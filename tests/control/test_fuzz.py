@@ -24,6 +24,22 @@ ODD: tuple[Any, ...] = (
 )
 
 
+COMMAND: dict[str, Any] = {
+    "command": ["python", "train.py", "--lr", "1e-4"],
+    "devices": {"min": 4, "max": 4},
+    "expected_s": 100.0,
+    "max_restarts": 2,
+    "outage_s": 60.0,
+    "preemption": {"policy": "grace", "signal": "SIGUSR1", "grace_s": 30.0},
+    "environment": {
+        "container": ["podman", "run", "{env}", "image"],
+        "variables": {"A": "1"},
+        "setup": ["make", "data"],
+        "workdir": "/tmp",
+    },
+}
+
+
 def mutate(value: Any, dice: random.Random, depth: int = 0) -> Any:
     """`value` with one thing changed, somewhere."""
     if isinstance(value, dict) and value and dice.random() < 0.9:
@@ -54,8 +70,15 @@ def attack_submit(world: World, num_inputs: int, seed: int) -> tuple[int, int]:
     for number in range(num_inputs):
         body: Any = world.file(f"j{number}", optimizer=optimizer, priority=1, seed=4, precision="fp32")
         body["devices"] = {"min": 1, "max": 4, "type": "cpu"}
+        body |= {
+            "final_checkpoint": "/tmp/never",
+            "preemption": {"policy": "snapshot", "signal": "SIGTERM", "grace_s": 5},
+        }
+        body["environment"] = {"variables": {"A": "1", "B_2": "x y"}}
         if number % 2:
             body["layout"] = layout
+        if number % 3 == 0:
+            body = copy.deepcopy(COMMAND) | {"name": f"j{number}"}
         for _ in range(dice.choice((1, 1, 2, 3))):
             body = mutate(body, dice)
         before = (len(world.store.jobs()), len(world.store.events()))
@@ -88,8 +111,15 @@ def attack_hub(num_inputs: int, seed: int) -> tuple[int, int]:
         {"say": "ended", "generation": 1, "step": 3, "outcome": "finished"},
         {"say": "sample", "generation": 1, "sample": sample},
     ]
+    said += [
+        {"say": "place", "generation": 1, "host": "127.0.0.1", "port": 4},
+        {"say": "exited", "generation": 1, "code": 3},
+        {"say": "no-start", "generation": 1, "code": 3, "error": "why"},
+    ]
     events: list[Any] = [{"event": "message", "process": "j.1.n0/0", "message": message} for message in said]
     events += [{"event": "forked", "process": "j.1.n0/0", "pid": 7}, {"event": "devices", "dirty": {"1": "used"}}]
+    events.append({"event": "logs", "request": 1, "logs": [["j.1.n0/0", 0, 5]]})
+    events.append({"event": "logs", "request": 1, "data": "aGk=", "next": 2})
     events.append({"event": "hello", "processes": [{"process": "j.1.n0/0", "pid": 7}]})
     for _ in range(num_inputs):
         # A node that was refused, or whose process was declared gone, begins anew.

@@ -19,12 +19,17 @@ from suika.control.accounts import Accounts
 from suika.control.auth import Role
 from suika.control.boundary import MAX_BODY_BYTES
 from suika.control.database import open_engine
+from suika.control.joblogs import _cursor
 from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor
 from suika.control.rest import make_app
+from suika.control.store import News
+from suika.control.tenancy import OF_OTHERS
+from suika.core.decision import Reason, ReasonCode
 from suika.core.job import JobState
 from suika.core.quota import Quota
 from suika.runtime.events import Outcome
+from suika.runtime.logs import path_of
 
 PEOPLE = {
     "ada": (Role.ADMIN, None),
@@ -67,10 +72,11 @@ MATRIX: list[tuple[str, str, Any, set[str]]] = [
     ("POST", "/v1/jobs?dry_run=true", "job", {"ada", "olga", "ann", "bob"}),
     ("GET", "/v1/jobs/mine", None, VIEWERS),
     ("GET", "/v1/jobs/mine/explanation", None, VIEWERS),
+    ("GET", "/v1/jobs/mine/logs?tail=5", None, VIEWERS),
     ("POST", "/v1/jobs/mine/resize", {"devices": "1:4"}, {"ada", "olga", "ann"}),
     ("POST", "/v1/jobs/mine/cancel", None, {"ada", "olga", "ann"}),
     ("GET", "/v1/nodes", None, VIEWERS | {"bob"}),
-    ("POST", "/v1/nodes/n0/drain", {}, {"ada", "olga"}),
+    ("POST", "/v1/nodes/n0/drain", {"deadline_s": 600}, {"ada", "olga"}),
     ("GET", "/v1/events", None, VIEWERS | {"bob"}),
     ("GET", "/v1/usage", None, VIEWERS | {"bob"}),
     ("GET", "/v1/events/stream?job=mine", None, VIEWERS),
@@ -141,6 +147,72 @@ def test_a_tenant_sees_only_its_own(rest: SimpleNamespace) -> None:
     assert (refused.status_code, refused.json()["error"]["field"]) == (403, "job.tenant")
     made = rest.ask("ann", "POST", "/v1/jobs", json=world.file("x"))
     assert (made.status_code, made.json()["tenant"]) == (201, "research")
+
+
+def test_no_sentence_names_another_tenants_job(rest: SimpleNamespace) -> None:
+    """Two jobs of one name; one waits for the other's devices, and may hear that, but not whose they are."""
+    world = rest.world
+    world.start("same", "n0/0", "n0/1", tenant="product")
+    world.start("same", "n1/0", tenant="research")
+    theirs, mine = (
+        next(job for job in world.store.jobs() if job.spec.tenant == tenant) for tenant in ("product", "research")
+    )
+    world.submit("waits", tenant="research")
+    waits = Reason(ReasonCode.NO_FREE_DEVICES, f"job {theirs.id} keeps n0/0, job {mine.id} keeps n1/0")
+    job = world.job("waits")
+    world.store.put(job.update(reason=waits), News(world.now, "waits", {"sentence": waits.sentence}))
+    world.api.drain("n0", deadline_s=600)
+    for path in ("/v1/jobs", "/v1/jobs/waits", "/v1/jobs/waits/explanation", "/v1/events", "/v1/nodes"):
+        text = rest.ask("ann", "GET", path).text
+        assert theirs.id not in text, path
+        assert "product" not in text, path
+        assert theirs.id in rest.ask("ada", "GET", path).text or path == "/v1/nodes"
+    assert f"job {OF_OTHERS} keeps n0/0, job {mine.id} keeps n1/0" in rest.ask("ann", "GET", "/v1/jobs/waits").text
+    devices = rest.ask("ann", "GET", "/v1/nodes").json()["nodes"]
+    assert devices[0]["devices"][0]["jobs"] == [OF_OTHERS]
+    assert devices[0]["drain"]["left"] == []
+    assert devices[1]["devices"][0]["jobs"] == ["same"]
+    assert rest.ask("ann", "GET", "/v1/jobs/same").json()["id"] == mine.id
+    assert rest.ask("bob", "GET", "/v1/jobs/same").json()["id"] == theirs.id
+    both = rest.ask("ada", "GET", "/v1/jobs/same")
+    assert (both.status_code, theirs.id in both.text) == (200, True) or both.status_code == 422
+    again = rest.ask("ann", "POST", "/v1/jobs", json=world.file("same"))
+    assert again.status_code == 409, "a name is unique within a tenant"
+
+
+def test_logs_page_by_page_and_only_ones_own(rest: SimpleNamespace) -> None:
+    world = rest.world
+    run = world.start_command("gang", "n0/0", "n0/1", tenant="research")
+    other = world.start_command("secret", "n1/0", tenant="product")
+    for each, device, text in (
+        (run, "n0/0", "zero\n" * 30_000),
+        (run, "n0/1", "one\ntwo\nthr"),
+        (other, "n1/0", "x\n"),
+    ):
+        path_of(world.logs, f"{each.job_id}.1.{device}").write_text(text)
+    assert rest.ask("ann", "GET", "/v1/jobs/secret/logs").status_code == 404
+    page = rest.ask("ann", "GET", "/v1/jobs/gang/logs?rank=1").json()
+    assert [entry["text"] for entry in page["entries"]] == ["one\ntwo\n"], "the line that is being written waits"
+    assert (page["more"], page["ended"], page["missing"]) == (False, False, [])
+    read, query, pages = "", "rank=0", 0
+    while True:
+        page = rest.ask("ann", "GET", f"/v1/jobs/gang/logs?{query}").json()
+        read, pages = read + "".join(entry["text"] for entry in page["entries"]), pages + 1
+        if not page["more"]:
+            break
+        query = f"rank=0&cursor={page['cursor']}"
+    assert read == "zero\n" * 30_000
+    assert pages > 2
+    tail = rest.ask("ann", "GET", "/v1/jobs/gang/logs?tail=1").json()
+    assert [(entry["rank"], entry["text"]) for entry in tail["entries"]] == [(0, "zero\n"), (1, "thr")]
+    foreign = _cursor({f"{other.job_id}.1.n1/0": 0})
+    assert rest.ask("ann", "GET", f"/v1/jobs/gang/logs?rank=7&cursor={foreign}").json()["entries"] == []
+    for odd in ("x", "AAAA", _cursor({"a": -1}), _cursor([1])):  # type: ignore[arg-type]
+        assert rest.ask("ann", "GET", f"/v1/jobs/gang/logs?cursor={odd}").status_code == 422
+    run.ended(Outcome.FINISHED, exit_code=0)
+    world.turn()
+    page = rest.ask("ann", "GET", "/v1/jobs/gang/logs?rank=1").json()
+    assert (page["entries"][0]["text"], page["ended"]) == ("one\ntwo\nthr", True)
 
 
 def test_a_retry_is_the_same_job_and_another_body_a_conflict(rest: SimpleNamespace) -> None:

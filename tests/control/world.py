@@ -9,6 +9,7 @@ from typing import Any
 
 from suika.control.api import Api
 from suika.control.controller import Controller
+from suika.control.joblogs import FolderShelf
 from suika.control.store import MemoryStore
 from suika.core.cluster import Cluster, Device, parse_cluster_shorthand
 from suika.core.decision import Action, Decision, Reason, ReasonCode
@@ -170,7 +171,9 @@ class World:
         self.controller = Controller(
             self.cluster, self.store, self.policy, FixedPricing(), self, lambda: self.now, device_hold_s=10.0
         )
-        self.api = Api(self.controller)
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        self.api = Api(self.controller, FolderShelf(self.logs))
 
     # -- a Launcher
     def prepare(self, job: Job) -> Path:

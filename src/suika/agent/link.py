@@ -14,7 +14,10 @@ from typing import Any
 
 Message = dict[str, Any]
 Frame = dict[str, Any]
-PROTOCOL = 1  # both sides must speak the same; raised when frames or messages change their meaning
+# Raised when frames or messages change. A controller serves agents down to OLDEST and asks each only what it knows, so
+# a cluster is upgraded controller first; an agent that is ahead of its controller is refused until that has followed.
+PROTOCOL, OLDEST = 2, 1
+WITH_COMMANDS = 2  # since this one: commands, logs
 
 
 class LinkError(ValueError):

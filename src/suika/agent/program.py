@@ -29,7 +29,7 @@ from suika.agent.link import PROTOCOL, LinkError, Message, Wire
 from suika.agent.rules import Rules
 from suika.agent.words import MOST_LOG_BYTES, MOST_LOGS
 from suika.core.cluster import Node
-from suika.runtime.command import NOT_STARTED
+from suika.runtime.gang import NOT_STARTED
 from suika.runtime.logs import logs_in, path_of, read
 
 PATH = "/v1/agents"

@@ -11,8 +11,7 @@ from typing import Any
 
 from suika.agent.link import Message
 from suika.core.errors import require
-from suika.runtime.command import COMMAND_ENTRY
-from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY
+from suika.runtime.gang import COMMAND_ENTRY, RANK_ENTRY, STORE_ENTRY
 from suika.runtime.logs import MAX_BYTES, MAX_FILES
 
 TRAINER = "suika.train.program:build"
@@ -65,9 +64,11 @@ class Rules:
 
     def completed(self, order: Message) -> Message:
         """The order with what this node knows better than its controller."""
-        launch: dict[str, Any] = order["launch"] | {"address": self.address}
+        launch: dict[str, Any] = dict(order["launch"])
         if order["entry"] == COMMAND_ENTRY:
-            launch["visible"] = self.visible
+            launch |= {"address": self.address, "visible": self.visible}
+        elif self.address:
+            launch["variables"] = {**launch.get("variables", {}), "SUIKA_ADDRESS": self.address}
         more: Message = {"launch": launch, "log_limits": {"max_bytes": self.log_bytes, "max_files": self.log_files}}
         if self.user is not None and self.user.uid != os.geteuid():
             more["user"] = {"uid": self.user.uid, "gid": self.user.gid}

@@ -19,10 +19,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from suika.agent.link import PROTOCOL, Frame, LinkError, Message, Wire
+from suika.agent.link import OLDEST, PROTOCOL, WITH_COMMANDS, Frame, LinkError, Message, Wire
 from suika.agent.words import check_event
 from suika.core.cluster import Node
 from suika.core.errors import SpecError, require
+from suika.runtime.gang import COMMAND_ENTRY, NOT_STARTED
 
 LEASE_S = 60.0
 _TICK_S = 0.5
@@ -39,6 +40,7 @@ class Attached:
     incarnation: str
     wire: Wire
     heard_s: float
+    protocol: int = PROTOCOL
     connection: object | None = None  # identity of the live connection
     greeted: bool = False  # it has told which processes it has
     ordered: set[str] = field(default_factory=set)  # asked for before that: no part of what it tells
@@ -106,9 +108,23 @@ class AgentHub:
                 self._where[process] = node
                 if not attached.greeted:
                     attached.ordered.add(process)
+                if entry == COMMAND_ENTRY and attached.protocol < WITH_COMMANDS:
+                    self._refuse(attached, process, launch["generation"])
+                    return
                 attached.wire.put({"do": "fork", "process": process, "entry": entry, "launch": dict(launch)})
         if attached is None:
             listener({"event": "exit", "process": process, "code": -9})
+
+    def _refuse(self, attached: Attached, process: str, generation: int) -> None:
+        """In the place of an agent that does not know what a command is."""
+        listener = attached.listeners.pop(process)
+        self._where.pop(process, None)
+        attached.ordered.discard(process)
+        assert listener is not None
+        error = f"the agent of {attached.node.name} is of an older version, which runs no commands: upgrade it"
+        said = {"say": "no-start", "generation": generation, "error": error, "code": NOT_STARTED}
+        listener({"event": "message", "process": process, "message": said})
+        listener({"event": "exit", "process": process, "code": NOT_STARTED})
 
     def send(self, process: str, message: Mapping[str, Any]) -> None:
         with self._lock:
@@ -147,6 +163,8 @@ class AgentHub:
             attached = self._nodes.get(node)
             if attached is None or attached.connection is None:
                 raise UnreachableError(f"{node} is not connected")
+            if attached.protocol < WITH_COMMANDS:
+                raise UnreachableError(f"the agent of {node} is of an older version, which shows no logs: upgrade it")
             self._asked[key] = answer
             attached.wire.put(order | {"request": key[1]})
         try:
@@ -165,6 +183,7 @@ class AgentHub:
         """An agent's first message on a new connection. Returns the node's name and the answer, which the caller
         sends before it calls `ready`. Raises `SpecError` for an agent that cannot be taken."""
         node, incarnation, resumes = _parse_hello(hello, self.identity)
+        spoken = hello["protocol"]
         with self._lock:
             known = self._nodes.get(node.name)
             if known is not None and known.incarnation != incarnation and known.connection is not None:
@@ -172,6 +191,7 @@ class AgentHub:
             resumes = resumes and known is not None and known.incarnation == incarnation and known.node == node
             if known is None or not resumes:
                 known = self._begin(node, incarnation, known)
+            known.protocol = spoken
             known.connection, known.heard_s = connection, self._clock()
             known.wire.disconnect()
             answer = {"controller": self.identity, "resumes": resumes, "received": known.wire.received}
@@ -288,8 +308,11 @@ def _parse_hello(hello: Any, identity: str) -> tuple[Node, str, bool]:
     """(node, incarnation, whether it knows this very controller)."""
     require(isinstance(hello, dict), "hello", type(hello).__name__, "must be an object")
     spoken = hello.get("protocol")
-    problem = f"speaks agent protocol {spoken}, the controller {PROTOCOL}"
-    require(spoken == PROTOCOL, "protocol", spoken, problem, "upgrade the older one")
+    whole = isinstance(spoken, int) and not isinstance(spoken, bool)
+    problem = f"speaks agent protocol {str(spoken)[:20]}, the controller {OLDEST} to {PROTOCOL}"
+    ahead = whole and spoken > PROTOCOL
+    fix = "upgrade the controller" if ahead else "upgrade the agent"
+    require(whole and OLDEST <= spoken <= PROTOCOL, "protocol", str(spoken)[:20], problem, fix)
     fields, incarnation = hello.get("node"), hello.get("incarnation")
     known = {"name", "num_devices", "device_type", "domain_size", "rack", "pod"}
     good = isinstance(fields, dict) and set(fields) <= known and {"name", "num_devices", "device_type"} <= set(fields)

@@ -94,11 +94,12 @@ class JobLogs:
                     if cursor is None and tail is not None:
                         text, at = self._tail(node, log, tail)
                     elif log.end > at and budget > 0:
-                        data, _ = self._shelf.read(node, log.process, at, min(_PIECE_BYTES, budget))
+                        asked = min(_PIECE_BYTES, budget)
+                        data, _ = self._shelf.read(node, log.process, at, asked)
                         whole = _whole_lines(data, ended and at + len(data) >= log.end)
                         text, at = whole.decode(errors="replace"), at + len(whole)
-                        budget -= len(whole)
-                        more |= bool(whole) and at < log.end
+                        budget -= len(data)
+                        more |= len(data) == asked and at < log.end
                     elif log.end > at:
                         more = True
                     seen[log.process] = at

@@ -9,11 +9,13 @@ Obeyed: `setup`, `start`, `signal`, `ping`, `exit`.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +24,14 @@ from typing import Any
 
 from suika.core.environment import ENV_ITEM, Environment
 from suika.runtime.forkserver import adopt_orphans, children, die_with_parent
+from suika.runtime.gang import NOT_STARTED
 from suika.runtime.messages import Channel, DisconnectedError, Message
 
-COMMAND_ENTRY = "suika.runtime.command:main"
 HOST = "127.0.0.1"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _END_WAIT_S = 5.0
-NOT_FOUND, NOT_STARTED = 127, 126  # exit codes, as shells have them
+_SIOCGIFADDR = 0x8915
+NOT_FOUND = 127  # exit code, as shells have it
 
 
 def main(channel: Channel, launch: Mapping[str, Any]) -> None:
@@ -53,6 +56,7 @@ class Shepherd:
         self._environment = Environment.model_validate(launch["environment"])
         self._visible: str = launch.get("visible", "")  # variable that names the devices a process may use
         self._port = _reserve(launch.get("address") or HOST)
+        self._interface = interface_of(launch.get("address") or "")
         self._child: subprocess.Popen[bytes] | None = None
         self._what = ""  # is running: set-up or command
         self._kill_at_s: float | None = None  # the grace ends
@@ -95,6 +99,9 @@ class Shepherd:
         if self._visible:
             variables.setdefault(self._visible, given["SUIKA_DEVICES"])
             variables.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        if self._interface:  # gloo and NCCL would go by the host's name
+            for library in ("GLOO", "NCCL"):
+                variables.setdefault(f"{library}_SOCKET_IFNAME", self._interface)
         argv, workdir = command_line(inside, command, variables), inside.workdir or variables["HOME"]
         try:
             _check_places(inside, workdir)
@@ -180,6 +187,17 @@ def end_children(collect: bool = True) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.005)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address; None if none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 def _reserve(host: str) -> socket.socket:

@@ -20,9 +20,8 @@ from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.core.redeployment import Redeployment
 from suika.runtime.adopt import Claim, OnRecord, ProcessName
-from suika.runtime.command import COMMAND_ENTRY
 from suika.runtime.events import Ended, JobEvent, Outcome, Released, Started
-from suika.runtime.gang import DiedError, Gang, Limits, Member
+from suika.runtime.gang import COMMAND_ENTRY, DiedError, Gang, Limits, Member
 from suika.runtime.messages import Message, Processes
 
 _SET_UP_S = 3600.0

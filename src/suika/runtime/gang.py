@@ -13,6 +13,8 @@ from suika.runtime.messages import Message, Processes
 
 RANK_ENTRY = "suika.runtime.worker:main"
 STORE_ENTRY = "suika.runtime.store:serve"
+COMMAND_ENTRY = "suika.runtime.command:main"
+NOT_STARTED = 126  # exit code of what could not be started, as shells have it
 _TICK_S = 0.25
 
 

@@ -19,17 +19,19 @@ from torch.distributed import distributed_c10d as c10d
 from suika.core.mesh import Mesh
 from suika.runtime.program import RankGroups
 
+ADDRESS, LOOPBACK = "SUIKA_ADDRESS", "127.0.0.1"  # the variable in which a node says where others reach its ranks
 _GLOO = dist.ProcessGroup.BackendType.GLOO
 
 
 def build_groups(
-    store: dist.Store, prefix: str, mesh: Mesh, rank: int, timeout_s: float, host: str = "127.0.0.1"
+    store: dist.Store, prefix: str, mesh: Mesh, rank: int, timeout_s: float, host: str | None = None
 ) -> RankGroups:
     """The groups of `rank`, over gloo. May run in a side thread while other groups are in use.
 
     Blocks until every rank of `mesh` has built its groups, at most `timeout_s` (also the timeout of each later
     operation); raises `RuntimeError` when a peer does not show up. `prefix` must be new for each generation of a job:
-    it keeps the store's keys apart. `host` is an address of this machine that all peers can reach;
+    it keeps the store's keys apart. `host` is an address of this machine that all peers can reach (by
+    default SUIKA_ADDRESS, else loopback);
     GLOO_SOCKET_IFNAME names an interface instead.
     """
     replicas = mesh.replicas(rank)
@@ -58,7 +60,7 @@ def build_groups(
 
 
 def build_group(
-    store: dist.Store, name: str, rank: int, size: int, timeout_s: float, host: str = "127.0.0.1"
+    store: dist.Store, name: str, rank: int, size: int, timeout_s: float, host: str | None = None
 ) -> dist.ProcessGroup:
     """One group of `size` processes under a `name` that is used once, e.g. a move's. Blocks like `build_groups`."""
     return _gloo_group(store, name, rank, size, timeout_s, _network_device(host))
@@ -97,11 +99,11 @@ def _ends(mesh: Mesh, rank: int) -> tuple[int, ...]:
     return ends if mesh.layout.pp > 1 and rank in ends else (rank,)
 
 
-def _network_device(host: str) -> object:
+def _network_device(host: str | None) -> object:
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface)
-    return dist.ProcessGroupGloo.create_device(hostname=host)
+    return dist.ProcessGroupGloo.create_device(hostname=host or os.environ.get(ADDRESS, LOOPBACK))
 
 
 def _gloo_group(

@@ -6,6 +6,7 @@ no other process can take it in between; a token says whose store it is, so that
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from torch.distributed import TCPStore
 from suika.runtime.messages import Channel, DisconnectedError
 from suika.runtime.sockets import SocketWatch
 
-HOST = "127.0.0.1"
+HOST = "127.0.0.1"  # unless the node says, in SUIKA_ADDRESS, where others reach it
 TOKEN_KEY = "suika/token"
 ENTRY = "suika.runtime.store:serve"
 _ATTEMPTS = 5
@@ -32,9 +33,10 @@ class StoreRefusedError(RuntimeError):
 
 def serve(channel: Channel, launch: Mapping[str, Any]) -> None:
     """Entry of the store's process; `launch` is `{token}`. Says `store` with host and port."""
-    store = _bind()
+    host = os.environ.get("SUIKA_ADDRESS", HOST)
+    store = _bind(host)
     store.set(TOKEN_KEY, launch["token"])
-    channel.send({"say": "store", "host": HOST, "port": store.port})
+    channel.send({"say": "store", "host": host, "port": store.port})
     try:
         while (order := channel.receive())["do"] != "exit":
             if order["do"] == "keep":
@@ -51,10 +53,10 @@ def _forget_all_but(store: TCPStore, prefix: str) -> None:
             store.delete_key(key)
 
 
-def _bind() -> TCPStore:
+def _bind(host: str) -> TCPStore:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+            return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
         except RuntimeError:
             if attempt == _ATTEMPTS:
                 raise
