@@ -105,7 +105,9 @@ class DecisionProcess:
         return self._is_up
 
     def _has_said_something(self, wait_s: float) -> bool:
-        return bool(select.select([self._process.stdout], [], [], wait_s)[0])
+        pipe = self._process.stdout
+        assert pipe is not None
+        return bool(select.select([pipe], [], [], wait_s)[0])
 
     def _ask(self, snapshot: Snapshot) -> Answer:
         process = self._process

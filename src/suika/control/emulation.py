@@ -206,7 +206,7 @@ def _slower(record: Redeployment, factor: float) -> Redeployment:
     return replace(
         record,
         pause_s=times(record.pause_s),
-        prepare_lost_s=times(record.prepare_lost_s),
+        prepare_lost_s=record.prepare_lost_s * factor,
         total_s=times(record.total_s),
         phase_s={phase: seconds * factor for phase, seconds in record.phase_s.items()},
     )
