@@ -23,9 +23,8 @@ from typing import Annotated, Any
 
 import typer
 
-from suika.cli.inputs import read_cluster
 from suika.control.client import NoControllerError, call
-from suika.core.cluster import Cluster
+from suika.core.cluster import Cluster, parse_cluster_shorthand
 from suika.core.errors import require
 from suika.schedule.policies import load as load_policy
 from suika.simulate.engine import Engine, Outcome, World
@@ -50,7 +49,7 @@ def run(
     policy: Annotated[str, typer.Option(help="The scheduling policy, in both worlds.")] = "suika",
 ) -> dict[str, Any]:
     """Completion times in simulation against those of the real controller on emulated devices."""
-    topology, models = read_cluster(cluster), measured(times)
+    topology, models = parse_cluster_shorthand(cluster), measured(times)
     chosen = slice_of(read_trace(jobs), num_jobs, run_time)
     workload = build(chosen, topology, models, load=load).jobs
     simulated = simulate(workload, topology, models, policy)
