@@ -18,7 +18,7 @@ from suika.core.snapshot import JobView, Move, Snapshot
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import NAMES, load
 from suika.simulate.charge import decision_s
-from suika.simulate.engine import Engine, Failure
+from suika.simulate.engine import Engine, Failure, Slowdown
 from suika.simulate.metrics import lower_bound_avg_jct_s, numbers
 from suika.simulate.predictor import Lengths, Predictor
 
@@ -213,3 +213,54 @@ def test_flat_cost_zero_equals_the_lower_bound_for_one_job():
     where = world(sim_job("a", 0.0, 800.0, curve()), pause_s=0.0)
     outcome = simulate(where)
     assert mean_jct_s(outcome) == pytest.approx(lower_bound_avg_jct_s(where), abs=0.1)
+
+
+def test_a_straggler_slows_its_job_while_it_lasts():
+    """10 s of launch, 40 s at rate 2^0.8, 100 s at half of it, the rest as before."""
+    slowdowns = (Slowdown(50.0, "n0", 100.0, 2.0, index=1),)
+    where = replace(world(sim_job("a", 0.0, 500.0, min_devices=2), cluster="1x2:H100"), slowdowns=slowdowns)
+    seen: list[Snapshot] = []
+    script = Script({0.0: {"a": devices(2)}})
+    (record,) = Engine(where, script, on_cycle=lambda result: seen.append(result.snapshot)).run().records
+    rate, launch_s = 2**0.8, 10.0 + decision_s(2, 1)
+    assert record.end_s == pytest.approx(150.0 + (500.0 - rate * (50.0 - launch_s) - rate / 2 * 100.0) / rate)
+    during = next(s for s in seen if 60 < s.now_s < 140)
+    assert during.slow == {Device("n0", 1): 2.0}
+    assert during.jobs[0].observed_step_s == pytest.approx(2 / rate)
+    assert not next(s for s in seen if s.now_s > 151).slow
+
+
+def test_a_slow_device_is_known_only_once_somebody_ran_on_it():
+    slowdowns = (Slowdown(1.0, "n0", 1e4, 4.0), Slowdown(1.0, "n1", 5.0, 1.2))
+    where = replace(world(sim_job("a", 0.0, 100.0)), slowdowns=slowdowns)
+    seen: list[Snapshot] = []
+    script = Script({2.0: {"a": devices(1)}})
+    Engine(where, script, on_cycle=lambda result: seen.append(result.snapshot)).run()
+    assert not next(s for s in seen if s.now_s > 5).slow  # still coming up
+    assert next(s for s in seen if s.now_s > 15).slow == {Device("n0", 0): 4.0}
+
+
+def test_suika_moves_away_from_a_straggler_and_ends_sooner():
+    """Eight devices of a node, one of them four times slower for hours; the other node is free."""
+    known = curve(1.0, sizes=(8,))
+    lone = sim_job("a", 0.0, 40000.0, known, min_devices=8, max_devices=8, requested_devices=8)
+    sound = simulate(world(lone)).records[0]
+    lame = replace(world(lone), slowdowns=tuple(Slowdown(100.0, f"n{n}", 1e5, 4.0, index=3) for n in (0,)))
+    record = simulate(lame).records[0]
+    assert record.num_moves == 1
+    assert record.end_s == pytest.approx(sound.end_s + 10.0, abs=0.1)  # a move more, nothing else
+    nowhere = replace(lame, slowdowns=tuple(Slowdown(100.0, f"n{n}", 1e5, 4.0, index=3) for n in (0, 1)))
+    stuck = simulate(nowhere).records[0]
+    assert stuck.end_s > 3 * record.end_s
+    assert stuck.num_moves <= 2
+
+
+def test_a_device_fails_alone():
+    where = replace(
+        world(sim_job("a", 0.0, 1000.0), sim_job("b", 0.0, 1000.0)), failures=(Failure(100.0, "n0", 50.0, index=1),)
+    )
+    script = Script({0.0: {"a": devices(1), "b": devices(1, first=1)}, 200.0: {"b": devices(1, first=1)}})
+    a, b = Engine(where, script).run().records
+    assert (a.lost_steps, a.num_moves) == (0.0, 0)
+    assert b.lost_steps > 0
+    assert b.num_moves == 1

@@ -14,9 +14,9 @@ from suika.cli.app import main
 from suika.core.errors import SpecError
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import load
-from suika.simulate.engine import Engine
+from suika.simulate.engine import Engine, Failure, Slowdown
 from suika.simulate.explain import explained
-from suika.simulate.faults import failures
+from suika.simulate.faults import faults
 from suika.simulate.study import parse_move_cost, parse_policies
 
 KEYS = {
@@ -101,13 +101,19 @@ def test_failures_from_a_file_or_a_law(tmp_path: Path):
     cluster = world().cluster
     path = tmp_path / "f.csv"
     path.write_text("at_s,node,down_s\n50,n1,10\n10,n0,5\n")
-    assert [f.node for f in failures(str(path), cluster, 1e6, 0)] == ["n0", "n1"]
-    drawn = failures("10h", cluster, 1e6, 0)
-    assert drawn == failures("10h", cluster, 1e6, 0) != failures("10h", cluster, 1e6, 1)
+    assert [f.node for f in faults(str(path), cluster, 1e6, 0)] == ["n0", "n1"]
+    drawn = faults("10h", cluster, 1e6, 0)
+    assert drawn == faults("10h", cluster, 1e6, 0) != faults("10h", cluster, 1e6, 1)
     assert 20 < len(drawn) < 100  # 2 nodes, 1e6 s, a failure every 11 h with repair
+    path.write_text("at_s,node,down_s,slow\n50,n1/3,10,\n10,n0,5,2.5\n")
+    assert faults(str(path), cluster, 1e6, 0) == (Slowdown(10.0, "n0", 5.0, 2.5), Failure(50.0, "n1", 10.0, index=3))
+    for row in ("50,n1/8,10,", "50,n1,-1,", "-1,n1,1,", "5,n1,1,0.5", "5,n1,1,x", "5,n1,1", "5,n0,9,\n6,n0/1,1,"):
+        path.write_text(f"at_s,node,down_s,slow\n{row}\n")
+        with pytest.raises(SpecError):
+            faults(str(path), cluster, 1e6, 0)
     path.write_text("at_s,node,down_s\n50,n9,10\n")
     with pytest.raises(SpecError, match="no such node"):
-        failures(str(path), cluster, 1e6, 0)
+        faults(str(path), cluster, 1e6, 0)
 
 
 def test_decisions_can_be_replayed():

@@ -138,6 +138,7 @@ class Snapshot:
     jobs: tuple[JobView, ...]
     move_cost: MoveCost
     down: frozenset[Device] = frozenset()  # lost or dirty
+    slow: Mapping[Device, float] = field(default_factory=dict, hash=False)  # times as long as their peers: for nobody new
     draining: frozenset[str] = frozenset()  # nodes that take no new work and are to be emptied
     promised: Mapping[Device, float] = field(default_factory=dict, hash=False)  # being released: free from that time on
     quotas: Mapping[str, Quota] = field(default_factory=dict, hash=False)  # by tenant; absent: borrows, no maximum
@@ -153,5 +154,9 @@ class Snapshot:
         return tuple(
             d
             for d in self.cluster.devices
-            if d not in used and d not in self.down and d not in self.promised and d.node not in self.draining
+            if d not in used
+            and d not in self.down
+            and d not in self.slow
+            and d not in self.promised
+            and d.node not in self.draining
         )

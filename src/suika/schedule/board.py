@@ -66,7 +66,7 @@ class Board:
         at, cluster = self.fabric.position, self.snapshot.cluster
         for node in self.snapshot.draining:
             holder[(holder == FREE) & (self.fabric.node_of == self.fabric.node_number[node])] = OUT
-        for device in self.snapshot.down:
+        for device in (*self.snapshot.down, *self.snapshot.slow):
             if device in at and holder[at[device]] == FREE:
                 holder[at[device]] = OUT
         for device in self.snapshot.promised:
@@ -93,14 +93,22 @@ class Board:
         return mask
 
     @cached_property
+    def slow(self) -> np.ndarray:
+        """[D] mask: who stands here may stay, nobody else is put here."""
+        mask = np.zeros(self.fabric.num_devices, dtype=bool)
+        mask[[self.fabric.position[device] for device in self.snapshot.slow]] = True
+        return mask
+
+    @cached_property
     def free_per_node(self) -> np.ndarray:
         """[N] devices that can be handed out at once."""
         return np.bincount(self.fabric.node_of[self.holder == FREE], minlength=self.fabric.num_nodes).astype(np.int64)
 
     @cached_property
     def num_usable(self) -> int:
-        """Devices that exist for planning: neither down nor draining (promised ones count)."""
-        return self.fabric.num_devices - int(self.must_leave.sum())
+        """Devices that exist for planning: neither down, draining nor slow and unused (promised ones count)."""
+        unused = self.slow & (self.holder == OUT)
+        return self.fabric.num_devices - int((self.must_leave | unused).sum())
 
     def nodes_of(self, positions: np.ndarray) -> np.ndarray:
         """[N] how many of `positions` each node holds."""

@@ -1,6 +1,6 @@
 """The scheduling cycle: one loop for both worlds. A policy decides; here its decisions are checked and put in order.
 
-1. decide    users' words first, then the policy for all the rest
+1. decide    users' words first, then jobs off slow devices, then the policy for all the rest
 2. check     each decision against the rules that no policy may break
 3. depend    who waits for whose devices; circular swaps are broken by a shrink, else rejected
 4. settle    tenants' quotas: cut down to maxima, give owners back what is lent; then depend again
@@ -23,6 +23,7 @@ from suika.schedule.board import Board, board_of
 from suika.schedule.quotas import within_maxima
 from suika.schedule.realise import option_on
 from suika.schedule.reclaim import over_maximum, settle
+from suika.schedule.slow import leave
 from suika.schedule.waiting import same_cut, why_waits
 from suika.schedule.wishes import honour
 
@@ -87,7 +88,7 @@ class CycleResult:
             held = {at[d] for d in self.snapshot.job_of[decision.job_id].devices}
             gets = {at[d] for d in decision.devices}
             for position in held - gets:
-                free[node_of[position]] += not board.must_leave[position]
+                free[node_of[position]] += not (board.must_leave[position] or board.slow[position])
             for position in gets - held:
                 free[node_of[position]] -= 1
         return free
@@ -97,8 +98,9 @@ def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
     """Ask `policy` what to do at `snapshot`, and return what may be done, in order."""
     board = board_of(snapshot)
     wishes, planned = honour(snapshot)
+    away, planned = leave(planned)
     shown = within_maxima(board_of(planned))
-    wanted = wishes + [d for d in policy.decide(shown) if d.action is not Action.WAIT]
+    wanted = wishes + away + [d for d in policy.decide(shown) if d.action is not Action.WAIT]
     accepted, rejected = _check(board, wanted)
     accepted, after, broken = _depend(board, accepted, rejected)
     if snapshot.quotas:

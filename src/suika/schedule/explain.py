@@ -131,9 +131,8 @@ def _of_the_cluster(snapshot: Snapshot, job: JobView) -> Iterator[tuple[str, Sna
             yield change, replace(snapshot, quotas={**quotas, job.tenant: Quota(guarantee=sure, max=quota.max)})
     if any(quota.guarantees for tenant, quota in quotas.items() if tenant != job.tenant):
         yield "no guarantees for other tenants", replace(snapshot, quotas={job.tenant: quota})
-    if snapshot.down or snapshot.draining:
-        missing = len(snapshot.down) + sum(snapshot.cluster.node_of[node].num_devices for node in snapshot.draining)
-        yield f"the {missing} devices that are down or draining", _all_up(snapshot)
+    if snapshot.down or snapshot.draining or snapshot.slow:
+        yield "all devices up, sound and not draining", _all_up(snapshot)
     yield "one more node", _one_more_node(snapshot)
     running = [other for other in snapshot.jobs if other.running and other is not job]
     ahead = [other for other in running if not other.locked_at(snapshot.now_s)]
@@ -144,7 +143,7 @@ def _of_the_cluster(snapshot: Snapshot, job: JobView) -> Iterator[tuple[str, Sna
 
 
 def _all_up(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, down=frozenset(), draining=frozenset())
+    return replace(snapshot, down=frozenset(), draining=frozenset(), slow={})
 
 
 def _with(snapshot: Snapshot, job: JobView, **changes: Any) -> Snapshot:

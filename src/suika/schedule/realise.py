@@ -87,7 +87,7 @@ class Floor:
         lets_go[:num_jobs] = board.running & ~fixed & ~self.intact
         self.holder = board.holder.copy()  # [D]
         going = lets_go[self.holder]
-        self.holder[going] = np.where(board.must_leave[going], OUT, FREE)
+        self.holder[going] = np.where(board.must_leave[going] | board.slow[going], OUT, FREE)
         node_of, num_nodes = board.fabric.node_of, board.fabric.num_nodes
         standing = np.zeros(num_jobs + 3, dtype=bool)
         standing[:num_jobs] = self.intact
@@ -171,6 +171,7 @@ class Floor:
 
     def _stand(self, number: int, option: Option, nodes: Sequence[int]) -> None:
         before = set(self.board.positions[number].tolist())
+        slow = {self.board.fabric.position[device] for device in self.board.snapshot.slow}
         if self.intact[number]:
             self._let_go(number)
         fabric, taken = self.board.fabric, []
@@ -179,11 +180,11 @@ class Floor:
             here = range(first, first + int(fabric.size[node]))
             holders = self.holder[first : first + int(fabric.size[node])].tolist()
             ranked = sorted(
-                (holder >= 0, position not in before, position)
+                (holder >= 0, position in slow, position not in before, position)
                 for position, holder in zip(here, holders, strict=True)
                 if holder == FREE or (holder >= 0 and not self.placed[holder])
             )
-            taken += [position for _, _, position in ranked[:part]]
+            taken += [ranks[-1] for ranks in ranked[:part]]
             self.available[node] -= part
         for victim in {int(h) for h in self.holder[taken] if h >= 0}:
             self._let_go(victim)

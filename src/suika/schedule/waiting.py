@@ -68,7 +68,7 @@ def _why_waits(snapshot: Snapshot, job: JobView, free: np.ndarray, held: Mapping
     num_free = int(free.sum())
     if num_free < need:
         higher = sum(len(other.devices) for other in snapshot.jobs if other.priority > job.priority)
-        if higher + need > board.num_usable:
+        if higher and higher + need > board.num_usable:
             return Reason(ReasonCode.LOWER_PRIORITY, f"jobs of higher priority hold {higher} devices, {need} needed")
         return Reason(ReasonCode.NO_FREE_DEVICES, f"{need} devices needed, {num_free} free")
     zeros = np.zeros_like(free)

@@ -26,7 +26,7 @@ def honour(snapshot: Snapshot) -> tuple[list[Decision], Snapshot]:
             decision = _bring_about(board_of(snapshot), job)
             if decision is not None:
                 decisions.append(decision)
-                snapshot = _after(snapshot, job, decision)
+                snapshot = carried_out_next(snapshot, job, decision)
     return decisions, snapshot
 
 
@@ -46,13 +46,19 @@ def _bring_about(board: Board, job: JobView) -> Decision | None:
     others = np.arange(len(board.jobs)) != number
     made = realise(board, [Target(number, menu.size_for(len(job.devices)))], pinned=others, rigid=True)
     found = next((d for d in made if d.job_id == job.id and d.action is Action.REDEPLOY), None)
-    if found is None:
+    if found is None or takes_from_others(board.snapshot, found):
         return None
     return replace(found, reason=Reason(ReasonCode.USER, f"{found.layout} as its user wants, after {job.layout}"))
 
 
-def _after(snapshot: Snapshot, job: JobView, decision: Decision) -> Snapshot:
-    """The snapshot with `job` on its way, to be left alone."""
+def takes_from_others(snapshot: Snapshot, decision: Decision) -> bool:
+    """Whether another job holds one of the decision's devices (one that must leave them itself counts as well)."""
+    wanted = set(decision.devices)
+    return any(wanted & set(job.devices) for job in snapshot.jobs if job.id != decision.job_id)
+
+
+def carried_out_next(snapshot: Snapshot, job: JobView, decision: Decision) -> Snapshot:
+    """The snapshot with `job` on its way where `decision` sends it, to be left alone."""
     assert decision.layout is not None
     move = snapshot.move_cost(job, decision.layout, decision.devices)
     moving = replace(

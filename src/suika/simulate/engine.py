@@ -37,8 +37,9 @@ from suika.simulate.jobs import Record, SimJob
 from suika.simulate.predictor import Predictor
 
 # Kinds of events, in the order in which those of one instant are applied.
-END, SETTLED, RELEASED, REPAIRED, FAILED, ARRIVED, ROUND = range(7)
+END, SETTLED, RELEASED, REPAIRED, HEALED, FAILED, SLOWED, ARRIVED, ROUND = range(9)
 FREE, DOWN = -1, -2  # in `owner`
+SEEN = 1.5  # times as long as its peers: less is not told apart from noise, as by the live profiler
 MOST_AGAIN = 4  # times that an unfinished cycle is asked again before something else must happen
 MOST_IDLE = 10_000  # rounds in a row in which a policy lets all jobs wait
 NOTHING = np.empty(0, dtype=np.int64)
@@ -46,11 +47,23 @@ NOTHING = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Failure:
-    """Node `node` is gone from `at_s` for `down_s` seconds."""
+    """Node `node`, or only its device `index`, is gone from `at_s` for `down_s` seconds."""
 
     at_s: float
     node: str
     down_s: float
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """On node `node`, or only on its device `index`, steps take `times` as long from `at_s` on for `for_s` seconds."""
+
+    at_s: float
+    node: str
+    for_s: float
+    times: float
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class World:
     move_cost: MoveCost
     predictor: Predictor = field(default_factory=Predictor)
     failures: tuple[Failure, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
     snapshot_every_s: float = 1800.0  # what a failure can cost a job, at most
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     interruptible: bool = False  # whether a job whose move is in flight may be sent elsewhere, at the full cost again
@@ -131,6 +145,9 @@ class Engine:
         self.live: dict[int, _Live] = {}  # in order of submission
         self.number_of = {job.id: number for number, job in enumerate(world.jobs)}
         self.releasing: dict[int, float] = {}  # device number -> usable from that time on
+        self.slowdowns: list[Slowdown] = []  # at present
+        self.times = np.ones(self.fabric.num_devices)  # as long as a step takes on sound devices
+        self.seen_slow: set[int] = set()  # devices that a job's samples have shown to be slow, until they are sound
         self.outcome = Outcome([Record(job) for job in world.jobs])
         self._num_left = len(world.jobs)
         self._asked_again = self._idle_rounds = 0
@@ -140,6 +157,8 @@ class Engine:
             self._push(job.submit_s, ARRIVED, number)
         for failure in world.failures:
             self._push(failure.at_s, FAILED, failure)
+        for slowdown in world.slowdowns:
+            self._push(slowdown.at_s, SLOWED, slowdown)
         if policy.round_s > 0:
             self._push(policy.round_s, ROUND, None)
 
@@ -230,7 +249,7 @@ class Engine:
         return True
 
     def _failed(self, failure: Failure) -> bool:
-        here = self.fabric.node_of == self.fabric.node_number[failure.node]
+        here = self._here(failure)
         for number in sorted({int(owner) for owner in self.owner[here] if owner >= 0}):
             self._lose(self.live[number])
         self.owner[here] = DOWN
@@ -238,9 +257,43 @@ class Engine:
         return True
 
     def _repaired(self, failure: Failure) -> bool:
-        here = self.fabric.node_of == self.fabric.node_number[failure.node]
-        self.owner[here & (self.owner == DOWN)] = FREE
+        self.owner[self._here(failure) & (self.owner == DOWN)] = FREE
         return True
+
+    def _slowed(self, slowdown: Slowdown) -> bool:
+        self.slowdowns.append(slowdown)
+        self._push(self.now_s + slowdown.for_s, HEALED, slowdown)
+        return self._paces_change(slowdown)
+
+    def _healed(self, slowdown: Slowdown) -> bool:
+        self.slowdowns.remove(slowdown)
+        return self._paces_change(slowdown)
+
+    def _paces_change(self, slowdown: Slowdown) -> bool:
+        """Jobs on these devices go on at another pace, and their ends are others."""
+        here = self._here(slowdown)
+        self.times[here] = 1.0
+        for other in self.slowdowns:
+            there = here & self._here(other)
+            self.times[there] = np.maximum(self.times[there], other.times)
+        self.seen_slow -= set(np.flatnonzero(self.times < SEEN).tolist())
+        for number in sorted({int(owner) for owner in self.owner[here] if owner >= 0}):
+            live = self.live[number]
+            self._touch(live)
+            live.rate, live.version = self._true_rate(live), live.version + 1
+            if live.moving_until_s > self.now_s:
+                self._push(live.moving_until_s, SETTLED, (number, live.version))
+            self._push(live.end_s(), END, (number, live.version))
+            self._refresh(live)
+        return True
+
+    def _here(self, what: Failure | Slowdown) -> np.ndarray:
+        """[D] mask of the devices that it is about."""
+        node = self.fabric.node_number[what.node]
+        here: np.ndarray = self.fabric.node_of == node
+        if what.index is not None:
+            here = here & (np.arange(len(here)) == self.fabric.first[node] + what.index)
+        return here
 
     def _round(self, _: object) -> bool:
         self._push(self.now_s + self.policy.round_s, ROUND, None)
@@ -251,7 +304,9 @@ class Engine:
         SETTLED: _settled,
         RELEASED: _released,
         REPAIRED: _repaired,
+        HEALED: _healed,
         FAILED: _failed,
+        SLOWED: _slowed,
         ARRIVED: _arrived,
         ROUND: _round,
     }
@@ -277,6 +332,7 @@ class Engine:
             self.world.move_cost,
             down=frozenset(devices[p] for p in np.flatnonzero(self.owner == DOWN)),
             promised={devices[p]: at_s for p, at_s in self.releasing.items() if self.owner[p] == FREE},
+            slow={devices[p]: float(self.times[p]) for p in sorted(self.seen_slow)},
             quotas=self.world.quotas,
         )
 
@@ -331,7 +387,7 @@ class Engine:
         assert live.layout is not None
         step_s = live.job.true_step_s.get((shape, live.layout))
         assert step_s is not None, f"{live.job.id}: {live.layout} on {shape} is not an option of it"
-        return 1.0 / step_s
+        return 1.0 / (step_s * float(self.times[live.positions].max()))
 
     # -- what a job holds ----------------------------------------------------------------------------------------
 
@@ -375,6 +431,8 @@ class Engine:
     def _refresh(self, live: _Live) -> None:
         """Show policies the job as it is now. The view stays true until something happens to the job."""
         moving = live.moving_until_s > self.now_s
+        if not moving and live.rate:
+            self.seen_slow.update(live.positions[self.times[live.positions] >= SEEN].tolist())
         holds = len(live.positions) > 0
         started = live.record.first_start_s is not None
         state = (JobState.REDEPLOYING if moving else JobState.RUNNING) if holds else JobState.QUEUED

@@ -12,8 +12,8 @@ from suika.core.policy import Policy
 from suika.core.quota import Quota, check_quotas
 from suika.core.snapshot import MoveCost
 from suika.schedule.policies import load as load_policy
-from suika.simulate.engine import Engine, Outcome, World
-from suika.simulate.faults import failures
+from suika.simulate.engine import Engine, Failure, Outcome, Slowdown, World
+from suika.simulate.faults import faults
 from suika.simulate.metrics import lower_bound_avg_jct_s, numbers, over_seeds
 from suika.simulate.moves import FlatMoves, predicted
 from suika.simulate.predictor import Lengths, Predictor
@@ -54,7 +54,12 @@ class Study:
         )
         if self.failures is not None:
             horizon_s = 3 * max(job.submit_s for job in workload.jobs) + 30 * 86400.0
-            world = replace(world, failures=failures(self.failures, self.cluster, horizon_s, seed))
+            found = faults(self.failures, self.cluster, horizon_s, seed)
+            world = replace(
+                world,
+                failures=tuple(fault for fault in found if isinstance(fault, Failure)),
+                slowdowns=tuple(fault for fault in found if isinstance(fault, Slowdown)),
+            )
         return world, workload
 
     def _moves(self, workload: Workload) -> tuple[MoveCost, bool]:
