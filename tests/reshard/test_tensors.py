@@ -16,6 +16,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import suika.reshard
 from suika.core.errors import SpecError
 from suika.reshard import Box, Gloo, Hub, MovePlan, TensorSpec, dtensor_boxes, plan_reshard, reshard
+from suika.reshard.buffers import allocate
+from suika.reshard.execute import execute
 
 
 def shards(tensors: dict[str, torch.Tensor], plan: MovePlan, participant: int, side: str) -> dict[str, torch.Tensor]:
@@ -42,6 +44,8 @@ def test_dtensor_boxes_are_cut_as_torch_chunk_does() -> None:
 
 
 def test_a_3d_tensor_a_scalar_and_several_boxes_move_together() -> None:
+    """B25 as well: what is checked are the live receivers, NaN before, among them slices that no row of a 3-D tensor
+    holds in one piece. A receiver of another dtype is no receiver (`test_execute.py`): moves never cast."""
     tensors = {"experts": torch.randn(4, 3, 5), "step": torch.tensor(7.0), "ids": torch.arange(10)}
     specs = {n: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()}
     by_expert, by_column = (dtensor_boxes((4, 3, 5), [3], [dim]) for dim in (0, 2))
@@ -53,7 +57,10 @@ def test_a_3d_tensor_a_scalar_and_several_boxes_move_together() -> None:
     results: dict[int, dict[str, torch.Tensor]] = {}
 
     def body(rank: int, transport: Any) -> None:
-        results[rank] = reshard(plan, shards(tensors, plan, rank, "old"), transport)
+        live = allocate(plan, rank, {})
+        mine = shards(tensors, plan, rank, "old")
+        results[rank], _ = execute(plan, plan.participants[rank], mine, transport, live)
+        assert all(results[rank][name] is tensor for name, tensor in live.items())
 
     in_threads([partial(body, rank, transport) for rank, transport in enumerate(Hub(3, 10).transports())])
     for rank in range(3):

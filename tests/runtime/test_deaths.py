@@ -1,4 +1,4 @@
-"""Ranks die or stop at every stage of a job's life: the rest never hangs, and nothing is lost that could be kept."""
+"""B21: ranks die or stop at every stage of a job's life: the rest never hangs, nothing is lost that could be kept."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_ranks_die_with_their_fork_server(tmp_path: Path) -> None:
 
 
 def test_orphans_of_a_dead_rank_go_with_it(backend: LocalBackend) -> None:
-    """Four loaders asleep, and a grandchild that has left the process group and whose parent is gone."""
+    """B54: four loaders asleep, and a grandchild that has left the process group and whose parent is gone."""
     events = []
     backend.spawn("loader", "a", "orphans:sleep_with_children", {}, events.append)
     deadline = time.monotonic() + 10

@@ -43,6 +43,7 @@ def _stores(backend: LocalBackend, num: int) -> Iterator[dict[str, dict[str, Any
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=(pytest.mark.long, pytest.mark.timeout(600)))])
 def test_many_jobs_start_at_once(backend: LocalBackend, rounds: int) -> None:
+    """B58."""
     for _ in range(rounds):
         with _stores(backend, 8) as said:
             assert len({message["port"] for message in said.values()}) == 8
