@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from suika.control.act import Actor, Launcher
 from suika.control.decider import Decide, decide_here
 from suika.control.drains import Drains
+from suika.control.final import delivering
 from suika.control.observe import Observer
 from suika.control.state import Clock, Run, State, Watch
 from suika.control.store import StaleWriteError, Store
@@ -58,7 +59,7 @@ class Controller:
         self._stopping = False
         self._last_fault = ""
         self._round_s, self._next_round_s = policy.round_s, 0.0
-        self.observer = Observer(self.state, device_hold_s, self.retire)
+        self.observer = Observer(self.state, device_hold_s, self.retire, delivering(self._pool.submit, self.post))
         self.actor = Actor(
             self.state,
             pricing,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import singledispatchmethod
 from typing import Any
 
+from suika.control.final import Deliver
 from suika.control.state import State, Waiting, Watch
 from suika.core.decision import Reason, ReasonCode
-from suika.core.job import ENDED, JobState
+from suika.core.job import ENDED, Job, JobState
 from suika.core.redeployment import Phase, Redeployment
 from suika.runtime.events import (
     Ended,
@@ -24,14 +25,16 @@ from suika.runtime.events import (
 )
 
 MAX_RECOVERIES = 5  # without a new snapshot in between: then the job is given up
+DELIVERY_S = 1e6  # a job whose final checkpoint is being copied is left alone, however long it takes
 BACK_OFF_S = 2.0  # after the first failed move, or failure of a command; doubles with each that follows
 
 
 class Observer:
     """`see` takes one report. A report of a generation that is not the job's any more changes nothing."""
 
-    def __init__(self, state: State, device_hold_s: float, retire: Callable[[Watch], None]) -> None:
+    def __init__(self, state: State, device_hold_s: float, retire: Callable[[Watch], None], deliver: Deliver) -> None:
         self.state = state
+        self.deliver = deliver
         self.device_hold_s = device_hold_s
         self.retire = retire
 
@@ -180,10 +183,10 @@ class Observer:
         match report.outcome:
             case Outcome.FINISHED:
                 state.store.progress(job.id, job.generation, report.step)
-                reason = Reason(
-                    ReasonCode.FINISHED, "all steps are done" if not job.spec.rigid else "all ranks ended well"
-                )
-                state.change(job, JobState.FINISHED, reason, ended_s=now, target=None, exit_code=report.exit_code)
+                if job.spec.final_checkpoint is None:
+                    self._finish(job.id, report.exit_code)
+                else:
+                    self._deliver(job, report)
             case Outcome.PREEMPTED:
                 state.store.progress(job.id, job.generation, report.snapshot_step)
                 sentence = f"its state is saved at step {report.snapshot_step}"
@@ -196,6 +199,38 @@ class Observer:
             case Outcome.FAILED | Outcome.KILLED:
                 reason = Reason(ReasonCode.FAILED, report.error or "its processes were ended")
                 state.change(job, JobState.FAILED, reason, ended_s=now, target=None, exit_code=report.exit_code)
+
+    def _finish(self, job_id: str, exit_code: int | None = None) -> None:
+        job = self.state.store.job(job_id)
+        reason = Reason(ReasonCode.FINISHED, "all ranks ended well" if job.spec.rigid else "all steps are done")
+        now = self.state.clock()
+        self.state.change(job, JobState.FINISHED, reason, ended_s=now, target=None, exit_code=exit_code)
+
+    def _deliver(self, job: Job, report: Ended) -> None:
+        """It has not ended before its final checkpoint is where its user wants it: a controller that is killed
+        meanwhile finds it where it was, and delivers again."""
+        watch = self.state.watch(job.id)
+
+        def done(error: str | None) -> None:
+            present = self.state.store.job(job.id)
+            if present.state in ENDED:
+                return  # cancelled meanwhile
+            if error is None:
+                self.state.log("final-checkpoint", job.id, path=job.spec.final_checkpoint)
+                self._finish(job.id)
+            else:
+                sentence = f"all steps are done, but not the final checkpoint: {error}; its state is {report.snapshot}"
+                failed = Reason(ReasonCode.FAILED, sentence)
+                self.state.change(present, JobState.FAILED, failed, ended_s=self.state.clock(), target=None)
+            watch.busy_until_s = 0.0
+            self.retire(watch)
+            self.state.changed = True
+
+        if report.snapshot is None or report.snapshot_step < job.spec.steps:
+            done(report.error or "the last snapshot is not complete")
+        else:
+            watch.busy_until_s = self.state.clock() + DELIVERY_S
+            self.deliver(job, report.snapshot, done)
 
     def _lost(self, report: Ended) -> None:
         state = self.state

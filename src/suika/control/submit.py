@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from suika.control.final import check_destination
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError, require
 from suika.core.job import DeviceRange, JobSpec, parse_job
@@ -25,6 +26,7 @@ def admit(data: Any, cluster: Cluster, curve_of: CurveOf) -> JobSpec:
     if not spec.rigid:
         check_data(spec)
         check_offered(spec)
+        check_destination(spec.final_checkpoint)
     check_devices(spec, cluster)
     check_options(spec, curve_of)
     return spec
