@@ -19,7 +19,7 @@ from suika.estimate.predict import estimate_many, setting
 from suika.plan.curves import scaling_curve
 from suika.plan.layouts import BUILT_IN, MEGATRON, Space, layout_columns
 
-REPEATS = 5
+REPEATS = 20
 
 
 def run(
@@ -27,14 +27,18 @@ def run(
     live: Annotated[
         bool, typer.Option("--live", help="Sample one layout of a real job here, predict the others.")
     ] = False,
+    only_speed: Annotated[bool, typer.Option("--speed", help="Only how long prices and curves take.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the live check.")] = 1,
+    shape: Annotated[str, typer.Option(help="Model and batch of the live check: first or other.")] = "first",
 ) -> dict[str, Any]:
     """Errors per family (cold with the family left out, one and three measured rows), speed, and the live check."""
     if live:
         from suika.bench.estimate_live import live as check
 
-        return check(rounds=rounds)
-    require(cases is not None, "cases", None, "is missing", "give --cases FILE, or --live")
+        return check(rounds=rounds, shape=shape)
+    if only_speed:
+        return {"speed": speed()}
+    require(cases is not None, "cases", None, "is missing", "give --cases FILE, --speed or --live")
     assert cases is not None
     found, skipped = parse_cases(read_rows(cases))
     tables = {

@@ -10,8 +10,9 @@ import os
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from suika.backends.local import LocalBackend
 from suika.core.cluster import Cluster, Node
 from suika.core.decision import Reason, ReasonCode
+from suika.core.errors import require
 from suika.core.job import JobSpec, parse_job
 from suika.core.layout import Layout
 from suika.core.plan import Plan
@@ -52,11 +54,19 @@ WARM_STEPS = 2  # of each stay in a layout
 TIMEOUT_S = 120.0
 
 
-def job_spec(data: Path) -> JobSpec:
-    """Big enough that arithmetic matters, small enough for two cores."""
-    model = {"family": "llama", "layers": 6, "hidden": 128, "ffn": 352, "heads": 8, "kv_heads": 4, "vocab": 257}
-    fixed = {"sequence_length": 64, "precision": "fp32", "snapshot_every_steps": 0, "steps": 1_000_000}
-    return parse_job({"name": "live", "model": model, "data": str(data), "global_batch": 16, **fixed})
+# Big enough that arithmetic matters, small enough for two cores. Nothing in the model was chosen on `other`.
+_LLAMA = {"family": "llama", "layers": 6, "hidden": 128, "ffn": 352, "heads": 8, "kv_heads": 4, "vocab": 257}
+_GPT = {"family": "gpt", "layers": 8, "hidden": 96, "ffn": 384, "heads": 8, "vocab": 257, "tied": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "first": {"model": _LLAMA, "global_batch": 16, "sequence_length": 64},
+    "other": {"model": _GPT, "global_batch": 24, "sequence_length": 96},
+}
+
+
+def job_spec(data: Path, shape: str) -> JobSpec:
+    require(shape in SHAPES, "shape", shape, "is unknown", f"known: {', '.join(SHAPES)}")
+    fixed = {"precision": "fp32", "snapshot_every_steps": 0, "steps": 1_000_000}
+    return parse_job({"name": "live", "data": str(data), **SHAPES[shape], **fixed})
 
 
 class _Watched:
@@ -85,15 +95,44 @@ class _Watched:
         return [b - a for a, b in pairwise(ends)]
 
 
+def stay(watched: _Watched, generation: int, num_steps: int) -> tuple[list[float], float]:
+    """Step times of a generation, and how many cores others took meanwhile."""
+    watched.step_times(generation, 0)
+    began_s, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
+    times = watched.step_times(generation, num_steps)
+    wall_s = max(time.monotonic() - began_s, 1e-3)
+    return times, max(0.0, (_busy_s() - busy_s) - (_own_s() - own_s)) / wall_s
+
+
+def _busy_s() -> float:
+    """Processor seconds of everything on this machine since its start."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Processor seconds of this process and of all that descend from it and live."""
+    stats = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            stats[int(path.parent.name)] = (int(fields[1]), int(fields[11]) + int(fields[12]))
+    own, ticks = {os.getpid()}, 0
+    while found := {pid for pid, (parent, _) in stats.items() if parent in own and pid not in own}:
+        own |= found
+    ticks = sum(stats[pid][1] for pid in own if pid in stats)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def running_job() -> Iterator[tuple[JobSpec, JobRun, _Watched]]:
+def running_job(shape: str) -> Iterator[tuple[JobSpec, JobRun, _Watched]]:
     """A job of the built-in trainer on a local backend, not started yet."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text, data = folder / "text.txt", folder / "text.bin"
         text.write_text("".join(f"{i} squared is {i * i}.\n" for i in range(50_000)))
         prepare(text, data)
-        spec, watched = job_spec(data), _Watched()
+        spec, watched = job_spec(data, shape), _Watched()
         with LocalBackend(CLUSTER, folder / "run") as backend:
             run = JobRun("live", spec, backend, CLUSTER, folder, data_path=str(data), on_event=watched.hear)
             try:
@@ -102,43 +141,47 @@ def running_job() -> Iterator[tuple[JobSpec, JobRun, _Watched]]:
                 run.close()
 
 
-def live(rounds: int = 1, num_steps: int = 6) -> dict[str, Any]:
+def live(rounds: int = 1, num_steps: int = 6, shape: str = "first") -> dict[str, Any]:
     """Run the sampled layout before and after each of `PREDICTED`, and predict the one in the middle from its samples.
 
-    Factors come from the samples' processor seconds. What else runs on the machine is read off the sampled layout as
-    well: so many competing processes as explain its own step time just before and after.
+    Factors come from the samples' processor seconds. What others take of the cores is read from the kernel's counters
+    while the sampled layout runs, just before and after; what its own step time then leaves unexplained there, the
+    pace, counts for the layout in the middle as well, as it does for the options of a running job.
     """
     cores = len(os.sched_getaffinity(0))
-    with running_job() as (spec, run, watched):
-        layouts = [Layout.parse(text) for text in (SAMPLED, *PREDICTED)]
+    layouts = [Layout.parse(text) for text in (SAMPLED, *PREDICTED)]
+    with running_job(shape) as (spec, run, watched):
         plans = [_plan(layout, spec) for layout in layouts]
         run.start(plans[0], 1).result(TIMEOUT_S)
-        visits = [(0, 1, watched.step_times(1, 12))]  # (layout, generation, step times)
+        visits = [(0, 1, *stay(watched, 1, 12))]  # (layout, generation, step times, cores that others took)
         for i in [i for _ in range(rounds) for j in range(1, len(plans)) for i in (j, 0)]:
             generation = visits[-1][1] + 1
             reason = Reason(ReasonCode.USER, "the check looks at another layout")
             record = run.redeploy(plans[i], generation, reason).result(TIMEOUT_S)
             assert record.error is None, record.error
-            visits.append((i, generation, watched.step_times(generation, num_steps)))
+            visits.append((i, generation, *stay(watched, generation, num_steps)))
         overhead = _overhead(watched)
     s = live_setting(spec, cores)
-    own = [sample for i, generation, _ in visits if i == 0 for sample in watched.samples.get(generation, [])]
+    own = [sample for i, generation, *_ in visits if i == 0 for sample in watched.samples.get(generation, [])]
     known = calibrate(Calibration.prior("cpu", "live"), s, layouts[0].resolve(spec.model), own)
     s = replace(s, calibration=known)
     rows = []
     for before, here, after in zip(visits[::2], visits[1::2], visits[2::2], strict=False):
-        beside = statistics.median([*before[2], *after[2]])
-        rows.append(_row(s, layouts[0], beside, layouts[here[0]], here[2], watched.samples.get(here[1], [])))
+        beside, others = statistics.median([*before[2], *after[2]]), (before[3] + after[3]) / 2
+        free = replace(s, cores=max(cores - others, 0.25 * cores))
+        rows.append(_row(free, layouts[0], beside, layouts[here[0]], here[2], watched.samples.get(here[1], [])))
     errors = [abs(row["error_percent"]) for row in rows]
     work_errors = [abs(row["work_error_percent"]) for row in rows if row["work_error_percent"] is not None]
     return {
+        "shape": shape,
         "cores": cores,
         "sampled": SAMPLED,
         "num_samples": len(own),
         "median_ape": statistics.median(errors),
         "max_ape": max(errors),
         "work_median_ape": statistics.median(work_errors) if work_errors else None,
-        "median_competitors": statistics.median(row["competitors"] for row in rows),
+        "median_cores_of_others": statistics.median(cores - row["cores"] for row in rows),
+        "median_pace": statistics.median(row["pace"] for row in rows),
         "profiler_overhead": overhead,
         "first_sample_step": min((s.step for s in watched.samples.get(1, [])), default=None),
         "layouts": rows,
@@ -168,8 +211,8 @@ def _row(
     s: Setting, sampled: Layout, beside_s: float, layout: Layout, times: list[float], samples: list[StepSample]
 ) -> dict[str, Any]:
     measured = statistics.median(times)
-    competitors = _competitors(s, sampled, beside_s)
-    predicted = _step_s(s, layout, competitors)
+    pace = beside_s / _step_s(s, sampled)
+    predicted = pace * _step_s(s, layout)
     work = sum(measured_parts(steady(samples)).values()) * layout.num_ranks if samples else None
     expected = _work_s(s, layout)
     return {
@@ -178,7 +221,8 @@ def _row(
         "measured_s": measured,
         "spread_s": statistics.pstdev(times),
         "sampled_layout_s": beside_s,
-        "competitors": competitors,
+        "cores": s.cores,
+        "pace": pace,
         "predicted_s": predicted,
         "error_percent": 100 * (predicted / measured - 1),
         "work_s": work,
@@ -187,21 +231,8 @@ def _row(
     }
 
 
-def _step_s(s: Setting, layout: Layout, competitors: float) -> float:
-    """Step time where `competitors` other processes want the same cores: shares are per process."""
-    cores = s.cores * layout.num_ranks / (layout.num_ranks + competitors)
-    return estimate_layout(replace(s, cores=cores), layout.resolve(s.model)).step_s
-
-
-def _competitors(s: Setting, layout: Layout, measured_s: float) -> float:
-    """How many competing processes explain the step time of `layout` (bisection; 0 if it needs none)."""
-    low, high = 0.0, 1000.0
-    if _step_s(s, layout, low) >= measured_s:
-        return 0.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _step_s(s, layout, middle) < measured_s else (low, middle)
-    return low
+def _step_s(s: Setting, layout: Layout) -> float:
+    return estimate_layout(s, layout.resolve(s.model)).step_s
 
 
 def _work_s(s: Setting, layout: Layout) -> float:

@@ -17,7 +17,8 @@ from suika.estimate.grid import Array, Grid, LayoutColumns, make_grid
 from suika.estimate.memory import Memory, memory
 from suika.estimate.pipeline import long_makespan
 from suika.estimate.recipe import DEFAULT, Recipe
-from suika.estimate.step import Price, price, shared_cores_s
+from suika.estimate.shared_cores import imbalance, shared_cores_s
+from suika.estimate.step import Price, price
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ def estimate_layout(s: Setting, layout: Layout) -> Estimate:
         closed = sum(parts[k] for k in parts if k not in ("dp", "optimizer", "shared_cores"))
         parts["pp_bubble"] += exact_pipeline_s(prices, layout, s.model) - closed
         path = sum(value for name, value in parts.items() if name != "shared_cores")
-        parts["shared_cores"] = float(np.ravel(shared_cores_s(np.asarray(path), prices.work_s, np.asarray(s.cores)))[0])
+        load = prices.cores_s * _imbalance(prices, layout, s) if s.cores else prices.cores_s
+        parts["shared_cores"] = float(np.ravel(shared_cores_s(np.asarray(path), load))[0])
     parts = {name: value for name, value in parts.items() if value}
     step = sum(parts.values())
     spread = float(np.exp(1.2816 * sigma(s, layout)))
@@ -143,8 +145,21 @@ def sigma(s: Setting, layout: Layout) -> float:
     return float(known.sigma(shares)[0]) * (COLD_SHARE if known.num_samples == 0 else 1.0)
 
 
+def _imbalance(p: Price, layout: Layout, s: Setting) -> float:
+    """Of the cores that emulated devices share, by what the stages of `layout` have to do."""
+    forward, backward = _chunk_s(p, layout, s.model)
+    both = [f + b for f, b in zip(forward, backward, strict=True)]
+    stages = [sum(both[stage :: layout.pp]) for stage in range(layout.pp)]
+    return imbalance(stages, layout.tp * layout.cp, layout.dp, s.wiring.devices_per_node, s.cores)
+
+
 def exact_pipeline_s(p: Price, layout: Layout, model: ModelSpec) -> float:
     """Makespan of the schedule over the real chunks of `layout`; row 0 of `p`."""
+    return long_makespan(*_chunk_s(p, layout, model), layout.pp, int(float(np.ravel(p.num_micro)[0])))
+
+
+def _chunk_s(p: Price, layout: Layout, model: ModelSpec) -> tuple[list[float], list[float]]:
+    """Forward and backward of each chunk for one micro-batch, in model order; row 0 of `p`."""
 
     def at(value: Array) -> float:
         return float(np.ravel(value)[0])
@@ -158,4 +173,4 @@ def exact_pipeline_s(p: Price, layout: Layout, model: ModelSpec) -> float:
     backward[0] += 2 * at(p.embedding_s)
     forward[-1] += at(p.head_forward_s)
     backward[-1] += at(p.head_backward_s)
-    return long_makespan(forward, backward, layout.pp, int(at(p.num_micro)))
+    return forward, backward

@@ -12,6 +12,7 @@ from suika.estimate.compute import Compute, Pass, compute, softmax_is_loose
 from suika.estimate.factors import OP_CLASSES
 from suika.estimate.grid import Array, Grid
 from suika.estimate.pipeline import closed_form
+from suika.estimate.shared_cores import load_s, shared_cores_s
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Price:
     hop_s: Array
     micro_batch_s: Array
     work_s: Array  # of all ranks together
+    cores_s: Array  # that shared cores need for it if it lies on them evenly; 0: nothing is shared
     work_parts_s: Mapping[str, Array]  # of an average rank: compute, tp, cp, ep, dp, optimizer
 
 
-CONTENTION = 8  # norm that joins the critical path and the shared cores' bound: near a maximum
 DP_BUS = 1.3  # a gradient collective beside compute takes this many times as long as one alone
 
 
@@ -100,7 +101,8 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
     # Devices that share a host's cores: all ranks' work together takes at least its processor time over the cores.
     work_s = g.tp * g.cp * g.dp * (num_micro * total + g.pp * (sync + update))
     path = pipe + sync + update
-    parts["shared_cores"] = shared_cores_s(path, work_s, g.cores)
+    cores_s = load_s(work_s, g.tp, g.tp * g.cp * g.dp * g.pp, g.cores)
+    parts["shared_cores"] = shared_cores_s(path, cores_s)
     return Price(
         path + parts["shared_cores"],
         parts,
@@ -113,6 +115,7 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
         exposed_hops / np.maximum(2 * v, 1),
         g.micro_batch_s * scale["host"],
         work_s,
+        cores_s,
         {
             "compute": num_micro * total / g.pp
             - num_micro * g.layers / g.pp * sum(both[k] for k in ("tp", "cp", "ep", "gather")),
@@ -121,12 +124,6 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
             "optimizer": update,
         },
     )
-
-
-def shared_cores_s(path_s: Array, work_s: Array, cores: Array) -> Array:
-    """What a critical path of `path_s` gains when all ranks' `work_s` shares `cores` (0: each rank has its own)."""
-    least = np.where(cores > 0, work_s / np.maximum(cores, 1e-3), 0.0)
-    return (path_s**CONTENTION + least**CONTENTION) ** (1 / CONTENTION) - path_s
 
 
 def _layers(g: Grid, work: Compute, scale: Mapping[str, Array]) -> tuple[Stage, Stage]:
