@@ -57,8 +57,8 @@ def test_a_3d_tensor_a_scalar_and_several_boxes_move_together() -> None:
     results: dict[int, dict[str, torch.Tensor]] = {}
 
     def body(rank: int, transport: Any) -> None:
-        live = allocate(plan, rank, {})
         mine = shards(tensors, plan, rank, "old")
+        live = allocate(plan, rank, mine)
         results[rank], _ = execute(plan, plan.participants[rank], mine, transport, live)
         assert all(results[rank][name] is tensor for name, tensor in live.items())
 
