@@ -14,7 +14,7 @@ def top(
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
 ) -> None:
     """Watch jobs, devices and moves. Asks the same calls as `ps`, `nodes` and `events`; q ends it."""
-    need("top", "server")
+    need("top", "server", also=("textual",))
     from suika.cli.top_screen import Top
 
     ask("nodes")  # says what is wrong before the screen is taken
