@@ -151,6 +151,19 @@ def test_priorities_order_a_tenants_own_claims_only():
     assert done == {"red": 0, "low": 0, "high": 4} or done == {"red": 0, "low": 4, "high": 4}
 
 
+def test_a_job_that_may_not_be_stopped_is_not_stopped_for_an_owner():
+    """It may be moved or shrunk: the other borrower stops."""
+    word = replace(on(gang("word", 4, "red"), *span(0, 0, 4)), stoppable=False)
+    other = on(gang("other", 4, "red", steps=1.0), *span(0, 4, 8))
+    state = snapshot("1x8:cpu", word, other, gang("owner", 4, "blue", submitted_s=9.0), quotas={"blue": Quota(8)})
+    done = {view.id: len(view.devices) for view in after(decide(state)).jobs}
+    assert done == {"word": 4, "other": 0, "owner": 4}
+    alone = replace(state, jobs=tuple(view for view in state.jobs if view.id != "other"), down=frozenset(other.devices))
+    assert not run_cycle(alone, load("suika")).steps
+    lowered = snapshot("1x8:cpu", word, quotas={"red": Quota(max=2)})
+    assert not run_cycle(lowered, load("suika")).steps
+
+
 # -- maxima -----------------------------------------------------------------------------------------------------------
 
 

@@ -142,8 +142,10 @@ def _trim(planned: Board, claims: Sequence[int], quota: Quota, found: Dues) -> N
     for number in claims:
         holds = len(planned.positions[number])
         if holds > left and not planned.locked[number]:
-            nums = [num for num in menu_of(planned.fabric, planned.jobs[number]).nums if num <= left]
-            found.sizes[number] = holds = max(nums, default=0)
+            job = planned.jobs[number]
+            size = max((num for num in menu_of(planned.fabric, job).nums if num <= left), default=0)
+            if size or job.stoppable:
+                found.sizes[number] = holds = size
         left = max(left - holds, 0)
 
 

@@ -57,7 +57,7 @@ def _without(
             job = board.snapshot.job_of[decision.job_id]
             del kept[job.id]
             others = {device for other in kept.values() for device in other.devices} | taken
-            if job.running and not others & set(job.devices):
+            if job.running and (not job.stoppable or not others & set(job.devices)):
                 taken |= set(job.devices)  # stays as it is
             else:
                 displaced[number[job.id]] = len(decision.devices)
@@ -96,12 +96,15 @@ class _Settlement:
         everybody = by_claim(planned, range(len(planned.jobs)))
         untouched = [n for n in everybody if planned.running[n] and n not in due.sizes and n not in due.owed]
         held = planned.num_held
-        self.lent = [n for n in untouched if not due.sure.get(n)]
+        lent = [n for n in untouched if not due.sure.get(n)]
+        self.lent = sorted(lent, key=lambda n: board.jobs[n].stoppable)  # who may not be stopped finds a place first
         partly = [n for n in untouched if 0 < due.sure.get(n, 0) < held[n]]
         self.partly = sorted(partly, key=lambda n: (due.sure[n] - int(held[n]), -n))  # most to give first
         self.sure = [n for n in untouched if due.sure.get(n) == held[n]]
         self.waiting = [n for n in everybody if not planned.running[n] and n not in due.owed]
-        self.firm = [n for n in (*self.sure, *self.partly, *due.owed) if planned.running[n]]  # may not be left out
+        # May not be left out.
+        word = [n for n in everybody if board.running[n] and not board.jobs[n].stoppable]
+        self.firm = [n for n in (*self.sure, *self.partly, *due.owed, *word) if planned.running[n]]
 
     def decisions(self) -> dict[str, Decision]:
         best: _Way | None = None
