@@ -10,7 +10,9 @@ import pytest
 from suika.control.pricing import EstimatedPricing
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.job import JobSpec, JobState, parse_job
+from suika.core.layout import Layout
 from suika.core.snapshot import JobView, Snapshot
+from suika.demo.predictions import Predictions
 from suika.demo.script import CLUSTER, events, gpt, llama, small
 from suika.estimate.calibrate import Calibration
 from suika.estimate.knowledge import Known
@@ -52,6 +54,29 @@ def test_the_schedulers_own_moves(slowdown: float) -> None:
     assert made_room == [("llama", "redeploy", 4), ("gpt", "start", 4)]
     beside = running(LLAMA, slowdown, 4, left=60, first=4)
     assert ("gpt", "redeploy", 4) in decided(beside, running(GPT, slowdown, 3, left=25))
+
+
+def test_predicted_stands_beside_measured_and_foretold() -> None:
+    """The rows of `ps` as a job starts, is measured, moves and is measured again; a start says nothing of a step."""
+    here, there = (Layout(dp=n).resolve(LLAMA.model).to_dict() for n in (4, 8))
+
+    def row(layout: dict[str, object], state: str, step_s: float | None, predicted_s: float) -> dict[str, object]:
+        return {"name": "llama", "layout": layout, "state": state, "step_s": step_s, "predicted_step_s": predicted_s}
+
+    seen = Predictions()
+    told = (
+        row(here, "starting", None, 0.9),
+        row(here, "running", 0.2, 0.18),
+        row(there, "redeploying", None, 0.11),
+        row(there, "running", None, 0.11),
+        row(there, "running", 0.1, 0.105),
+    )
+    for each in told:
+        seen.note([each])
+    first, second = seen.found()
+    assert (first.measured_step_s, first.predicted_step_s, first.foretold_step_s) == (0.2, 0.18, None)
+    assert (second.measured_step_s, second.predicted_step_s, second.foretold_step_s) == (0.1, 0.105, 0.11)
+    assert second.to_dict()["layout"] == there
 
 
 def test_the_script_only_tells_events() -> None:

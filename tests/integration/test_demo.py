@@ -51,6 +51,11 @@ def test_the_demo_keeps_its_promise(tmp_path: Path) -> None:
     assert any(all(m["old"][axis] != m["new"][axis] for axis in ("tp", "pp", "dp")) for m in moves)
     assert {m["reason"] for m in moves} >= {"user", "drain", "grow", "shrink"}
 
+    predictions = [p for p in told["predictions"] if p["job"] == "llama"]
+    assert predictions
+    assert all(p["measured_step_s"] > 0 and p["predicted_step_s"] > 0 for p in predictions)
+    assert any(p["foretold_step_s"] is not None for p in predictions)
+
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 2
     assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", page)

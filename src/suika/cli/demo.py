@@ -26,6 +26,14 @@ JOB_COLUMNS = [
     Column("LOSS DIFFERENCE", lambda row: f"{row['max_abs_loss_diff']:.1e}"),
 ]
 
+PREDICTION_COLUMNS = [
+    Column("JOB", lambda row: row["job"]),
+    Column("LAYOUT", lambda row: _layout(row["layout"])),
+    Column("STEP", lambda row: seconds(row["measured_step_s"])),
+    Column("PREDICTED", lambda row: seconds(row["predicted_step_s"])),
+    Column("BEFORE IT CAME", lambda row: seconds(row["foretold_step_s"])),
+]
+
 MOVE_COLUMNS = [
     Column("JOB", lambda row: row["job"]),
     Column("OLD", lambda row: _layout(row["old"])),
@@ -101,6 +109,8 @@ def _print(result: DemoResult, output: Any) -> None:
         return
     print()
     emit(document, document["jobs"], JOB_COLUMNS, output)
+    print()
+    emit(document, document["predictions"], PREDICTION_COLUMNS, output)
     cold = document["cold_restart_s"]
     print(f"\nlargest loss difference to the unmoved twins: {document['max_abs_loss_diff']:.1e}")
     if cold is not None:

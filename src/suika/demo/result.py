@@ -106,12 +106,35 @@ def _plan(record: Mapping[str, Any], side: str) -> Plan:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """A layout in which a job trained: its step as measured there last, and as predicted, there and before it came.
+
+    Predictions are calibrated by what jobs had shown up to then, and do not know what else ran on the machine."""
+
+    job: str
+    layout: Layout
+    measured_step_s: float
+    predicted_step_s: float
+    foretold_step_s: float | None  # when it was on its way from another layout; None: it started here
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "layout": self.layout.to_dict(),
+            "measured_step_s": self.measured_step_s,
+            "predicted_step_s": self.predicted_step_s,
+            "foretold_step_s": self.foretold_step_s,
+        }
+
+
+@dataclass(frozen=True)
 class DemoResult:
     jobs: tuple[JobResult, ...]
     moves: tuple[MoveResult, ...]
     problems: tuple[str, ...]  # failed moves, faults, events of the script that could not be
     wall_s: float
     cold_restart_s: float | None = None
+    predictions: tuple[Prediction, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -128,6 +151,7 @@ class DemoResult:
         return {
             "jobs": [job.to_dict() for job in self.jobs],
             "redeployments": [move.to_dict() for move in self.moves],
+            "predictions": [prediction.to_dict() for prediction in self.predictions],
             "max_abs_loss_diff": self.max_abs_loss_diff,
             "cold_restart_s": self.cold_restart_s,
             "problems": list(self.problems),

@@ -22,6 +22,7 @@ from suika.core.cluster import parse_cluster_shorthand
 from suika.core.errors import SpecError, require
 from suika.core.job import ENDED, Job, JobState
 from suika.core.plan import Plan
+from suika.demo.predictions import Predictions
 from suika.demo.result import DemoResult, JobResult, MoveResult
 from suika.demo.rival import add_rivals, cold_restart
 from suika.demo.scene import LiveScene, Recorder, StepSeen
@@ -57,7 +58,7 @@ def run_demo(text: Path | None, out: Path, show: Show, rivals: bool = True) -> D
         show.phase("bringing up 8 devices")
         recorder = Recorder()
         with Service(parse_cluster_shorthand(CLUSTER), work, listener=recorder) as service:
-            marks = _play(service, data, show)
+            marks, predictions = _play(service, data, show)
             store = service.controller.state.store
             jobs, happened = store.jobs(), store.events()
             write_events(happened, out)
@@ -74,7 +75,8 @@ def run_demo(text: Path | None, out: Path, show: Show, rivals: bool = True) -> D
                 cold_restart_s = cold_restart(by_name, moves, *place)
                 # The disk is seldom the quicker one: on a slow machine it is left out, and the result says so.
                 moves = add_rivals(by_name, moves, *place, medium="disk", until_s=began_s + DISK_UNTIL_S)
-        result = DemoResult(results, moves, _problems(happened), time.monotonic() - began_s, cold_restart_s)
+        wall_s = time.monotonic() - began_s
+        result = DemoResult(results, moves, _problems(happened), wall_s, cold_restart_s, predictions.found())
         return tell(result, jobs, recorder.steps, happened, marks, out)
 
 
@@ -93,10 +95,10 @@ def _workplace(out: Path) -> Iterator[Path]:
                 log.replace(out / "logs" / log.name)
 
 
-def _play(service: Service, data: Path, show: Show) -> list[Mark]:
+def _play(service: Service, data: Path, show: Show) -> tuple[list[Mark], Predictions]:
     """Let the script's events happen, each when its time has come, until every job has ended."""
     scene, api = LiveScene(service.controller.state), service.api
-    story, marks = list(events(data)), []
+    story, marks, predictions = list(events(data)), [], Predictions()
     origin_s, deadline = None, time.monotonic() + LONGEST_S
     show.phase("training and moving")
     while story or any(job.state not in ENDED for job in scene.state.store.jobs()):
@@ -112,9 +114,11 @@ def _play(service: Service, data: Path, show: Show) -> list[Mark]:
             origin_s = origin_s or scene.state.store.events()[0].at_s
             marks.append(Mark(time.time() - origin_s, event.what))
             show.say(event.what)
-        show.cluster(api.jobs(all=True), scene.state.store.events())
+        rows = api.jobs(all=True)
+        predictions.note(rows)
+        show.cluster(rows, scene.state.store.events())
         time.sleep(POLL_S)
-    return marks
+    return marks, predictions
 
 
 def _moves(jobs: tuple[Job, ...], happened: tuple[Event, ...]) -> tuple[MoveResult, ...]:
