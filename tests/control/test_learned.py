@@ -12,6 +12,7 @@ import pytest
 from conformance import CLUSTER, plan, running, spec
 from world import World
 
+from suika.cli import jobs as commands
 from suika.control.database import DatabaseStore
 from suika.control.learned import Learned, Window
 from suika.control.pricing import EstimatedPricing, per_node
@@ -150,7 +151,9 @@ class Priced(World):
         self.controller.pricing = self.controller.actor.pricing = pricing
 
 
-def test_describe_shows_predicted_and_measured_factors_and_other_layouts(tmp_path: Path) -> None:
+def test_describe_shows_predicted_and_measured_factors_and_other_layouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = Priced(tmp_path)
     run = world.start("a", "n0/0", "n0/1", "n0/2", "n0/3", steps=1000)
     cold = world.api.describe("a")["estimate"]
@@ -175,6 +178,13 @@ def test_describe_shows_predicted_and_measured_factors_and_other_layouts(tmp_pat
     assert len(told["others"]) >= 3
     assert all(row["p10_s"] < row["predicted_step_s"] < row["p90_s"] for row in told["others"])
     assert job.plan.layout.to_dict() not in [row["layout"] for row in told["others"]]
+    monkeypatch.setattr(commands, "ask", lambda call, **arguments: getattr(world.api, call)(**arguments))
+    commands.describe("a")
+    page = capsys.readouterr().out
+    assert "Step on cpu: " in page
+    assert "Other layouts of these devices" in page
+    assert f"{len(slow)} samples of {job.plan.layout}" in page
+    assert "gemm" in page.split("samples of")[1]
 
 
 def test_a_job_that_was_never_measured_is_priced_by_what_others_taught(tmp_path: Path) -> None:
