@@ -12,6 +12,7 @@ parent, whose end of the pipe closes.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import select
 import struct
@@ -178,14 +179,14 @@ def serve(policy: Policy, orders: BinaryIO, answers: BinaryIO) -> None:
     while True:
         try:
             forget, new, body = pickle.loads(_read(orders))
-        except EOFError:
-            return
-        if forget:
-            kept.clear()
-        kept.update(new)
-        unpickler = pickle.Unpickler(io.BytesIO(body))
-        unpickler.persistent_load = kept.__getitem__  # type: ignore[method-assign]
-        _write(answers, pickle.dumps(_answer(unpickler.load(), policy), pickle.HIGHEST_PROTOCOL))
+            if forget:
+                kept.clear()
+            kept.update(new)
+            unpickler = pickle.Unpickler(io.BytesIO(body))
+            unpickler.persistent_load = kept.__getitem__  # type: ignore[method-assign]
+            _write(answers, pickle.dumps(_answer(unpickler.load(), policy), pickle.HIGHEST_PROTOCOL))
+        except (EOFError, BrokenPipeError):
+            return  # the owner has ended
 
 
 def _answer(snapshot: Snapshot, policy: Policy) -> Answer | str:
@@ -202,5 +203,7 @@ def main() -> None:
     answers = sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing but answers on the pipe
     policy = load(sys.argv[1])
-    _write(answers, _UP)
+    with suppress(BrokenPipeError):
+        _write(answers, _UP)
     serve(policy, sys.stdin.buffer, answers)
+    os._exit(0)  # what could not be written to a closed pipe stays unwritten, without a word
