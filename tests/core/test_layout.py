@@ -48,6 +48,8 @@ def test_shares_always_sum_to_the_global_batch_b22(num_micro: int, micro_batch: 
         (Layout(micro_batch=5), r"global_batch\(16\) % micro_batch\(5\) != 0"),
         (Layout(dp=8, pp=3), r"2 micro-batches for pp\(3\)"),
         (Layout(ep=2), "no experts"),
+        (Layout(cp=2), r"sequence_length\(30\) % \(2 x cp\(2\)\)"),
+        (Layout(tp=4, cp=3, sequence_parallel=True), r"sequence_length\(30\) % tp\(4\) x cp\(3\)"),
         (Layout(tp=4, sequence_parallel=True), r"sequence_length\(30\) % tp\(4\)"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from suika.backends.local import LocalBackend
 from suika.core.job import JobSpec
 from suika.runtime.coordinator import PROGRAM
-from suika.runtime.events import Ended, Measured, Outcome, Snapshotted, StepDone
+from suika.runtime.events import Ended, Measured, Outcome, StepDone
 from suika.train.data import prepare
 
 from .conftest import CLUSTER, USER, Watched, plan, spec
@@ -30,16 +30,13 @@ CHAIN = [
 ]
 
 
-MORE_CHAINS = {
-    "interleaved": (
-        LLAMA,
-        [
-            ("tp=1,pp=2,dp=1,virtual_stages=2", "a0 b0"),
-            ("tp=1,pp=2,dp=2", "a0 a1 b0 b1"),  # plain stages
-            ("tp=2,pp=2,dp=1,virtual_stages=2,zero_buckets=stage", "b1 a1 a0 a2"),
-        ],
-    ),
-}
+MIXTURE = LLAMA | {"experts": 4, "experts_per_token": 2, "expert_ffn": 16, "first_dense_layers": 3, "dropout": 0.1}
+WIDER_CHAIN = [
+    ("pp=2,virtual_stages=2,micro_batch=4", "a0 b0"),
+    ("dp=4,ep=2,micro_batch=2", "a0 b0 a1 b1"),
+    ("dp=2,cp=2,ep=4,micro_batch=4", "a1 a0 b2 b3"),  # other experts, other parts of sequences
+    ("pp=2,virtual_stages=2,micro_batch=4,zero_buckets=stage", "b1 a1"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +52,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def _job(model: dict[str, Any], steps: int = STEPS) -> JobSpec:
+def _job(model: dict[str, Any]) -> JobSpec:
     optimizer = {"lr": 3e-3, "warmup_steps": 2}
-    return spec(model=model, global_batch=8, sequence_length=16, steps=steps, seed=3, optimizer=optimizer)
+    return spec(model=model, global_batch=8, sequence_length=16, steps=STEPS, seed=3, optimizer=optimizer)
 
 
 class Trained(Watched):
@@ -95,32 +92,34 @@ def test_losses_are_those_of_the_unmoved_twin(
     moved.close()
 
 
-@pytest.mark.parametrize("kind", MORE_CHAINS)
-def test_moves_in_more_dimensions(trainers: LocalBackend, data: str, tmp_path: Path, kind: str) -> None:
-    """As above, and at the end the last snapshot goes on in the first layout."""
-    model, chain = MORE_CHAINS[kind]
-    job = _job(model, 40)
+def test_moves_in_all_dimensions(trainers: LocalBackend, data: str, tmp_path: Path) -> None:
+    """As above for interleaved stages, experts over ep and sequences over cp; then the state of the last layout is
+    saved and goes on in another one."""
+    job = _job(MIXTURE).model_copy(update={"steps": 100_000})
 
-    def begin(name: str, place: tuple[str, str], generation: int = 1, snapshot: Any = None) -> Trained:
-        job_run = Trained(job, trainers, tmp_path / name, program=PROGRAM, data_path=data)
+    def begin(job_run: Trained, place: tuple[str, str], generation: int, snapshot: str | None = None) -> None:
         job_run.start(plan(*place, job), generation, snapshot).result(60)
-        return job_run
 
-    moved = begin("moved", chain[0])
-    for generation, place in enumerate(chain[1:], start=2):
+    moved, twin = (
+        Trained(job, trainers, tmp_path / name, program=PROGRAM, data_path=data) for name in ("moved", "twin")
+    )
+    begin(moved, WIDER_CHAIN[0], 1)
+    for generation, place in enumerate(WIDER_CHAIN[1:], start=2):
         record = moved.redeploy(plan(*place, job), generation, USER).result(90)
         assert record.error is None
         assert record.moved_bytes >= record.bound_bytes > 0
-    path = moved.snapshot().result(60)
-    losses = moved.losses()
-    kept = moved.wait(Snapshotted)
+    saved = moved.preempt().result(60)
+    begin(moved, WIDER_CHAIN[2], 5, saved.snapshot)
+    moved.wait_steps(2)
     moved.close()
-    twin = begin("twin", ("tp=1,pp=1,dp=1", "a0")).losses()
-    assert sorted(losses) == sorted(twin) == list(range(1, 41))
-    assert max(abs(losses[step] - twin[step]) for step in twin) < 1e-9
-    again = begin("again", chain[0], len(chain) + 1, path).losses()
-    assert min(again) == kept.step + 1
-    assert max(abs(again[step] - twin[step]) for step in again) < 1e-9
+    begin(twin, ("dp=1", "a0"), 1)
+    twin.wait_steps(moved.step - twin.step, 60)
+    twin.close()
+    losses, expected = (
+        {event.step: event.loss for event in run.events if isinstance(event, StepDone)} for run in (moved, twin)
+    )
+    assert sorted(losses) == list(range(1, moved.step + 1))
+    assert max(abs(losses[step] - expected[step]) for step in losses) < 1e-9
 
 
 def test_it_goes_on_from_its_snapshot(trainers: LocalBackend, data: str, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.mesh import Mesh
 from suika.runtime.program import RankGroups
-from suika.train.axis import Axis, Parallel
+from suika.train.axis import Axis, TensorParallel
+from suika.train.parallel import Parallel
 from suika.train.pipeline import StagedPipeline
 from suika.train.program import build
 from suika.train.stage import Stage
@@ -40,8 +41,8 @@ def test_a_batch_of_eight_on_three_pipelines() -> None:
 @pytest.mark.parametrize(
     ("layout", "field"),
     [
-        (Layout(cp=2), "layout.cp"),
-        (Layout(zero=3), "layout.zero"),
+        (Layout(cp=3), "layout.cp"),
+        (Layout(zero=2), "layout.zero"),
         (Layout(pp=2, virtual_stages=2, dp=4, micro_batch=2), "layout"),
         (Layout(pp=2, virtual_stages=3), "layout.pp"),
         (Layout(tp=3), "layout.tp"),
@@ -59,7 +60,8 @@ DEPTHS = [(pp, v, rounds * pp) for pp, v, rounds in product((2, 3, 4), (2, 3), (
 def _interleaved(pp: int, virtual_stages: int, num_micro_batches: int) -> dict[int, list]:
     """What each rank does in a step, sends and receives included, as its schedule says."""
     model, layout = llama(layers=pp * virtual_stages), Layout(pp=pp, virtual_stages=virtual_stages)
-    stage = Stage(model, layout, Mesh(layout).coordinate(0), 8, torch.float32, Parallel())
+    parallel = Parallel(TensorParallel(Axis("tp")), Axis("cp"), Axis("ep"))
+    stage = Stage(model, layout, Mesh(layout).coordinate(0), 8, torch.float32, parallel)
     schedule = StagedPipeline(stage, num_micro_batches, 1, Axis("pp", None, pp, 0)).schedule
     assert not isinstance(schedule, Schedule1F1B)
     return schedule.pipeline_order_with_comms

@@ -207,7 +207,9 @@ def check_layout(layout: Layout, model: ModelSpec, global_batch: int, sequence_l
         even = all(share % pp == 0 for share in shares)
         require(even, "layout.virtual_stages", layout.virtual_stages, f"micro-batches {shares} % pp({pp}) != 0")
     if layout.sequence_parallel:
-        require(sequence_length % tp == 0, "layout.tp", tp, f"sequence_length({sequence_length}) % tp({tp}) != 0")
+        cp, cut = layout.cp, f"sequence_length({sequence_length}) % tp({tp})"
+        cut += f" x cp({cp})" if cp > 1 else ""
+        require(sequence_length % (tp * cp) == 0, "layout.tp", tp, f"{cut} != 0")
     if layout.cp > 1:
         ok = sequence_length % (2 * layout.cp) == 0
         require(ok, "layout.cp", layout.cp, f"sequence_length({sequence_length}) % (2 x cp({layout.cp})) != 0")

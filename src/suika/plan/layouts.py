@@ -33,7 +33,7 @@ class Space:
 
 
 SHORTEST_PART = 2048  # tokens of a sequence on one context-parallel rank
-BUILT_IN = Space(ep=(1, 2, 4, 8, 16, 32, 64))
+BUILT_IN = Space(cp=(1, 2, 4, 8), ep=(1, 2, 4, 8, 16, 32, 64))
 MEGATRON = Space(
     micro_batches=(1, 2, 4, 8, 16),
     virtual_stages=(1, 2, 4),

@@ -241,15 +241,3 @@ class TensorParallel:
             return slice(0, length)
         each = length // self.axis.size
         return slice(self.axis.rank * each, (self.axis.rank + 1) * each)
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """The axes along which the layers of a rank are cut."""
-
-    tp: TensorParallel = TensorParallel(Axis("tp"))
-    ep: Axis = Axis("ep")
-
-    def sum_over_sequence(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks that hold positions of the same sequences, outside of tensor-parallel regions."""
-        return self.tp.axis.sum(tensor) if self.tp.sequence else tensor

@@ -1,9 +1,10 @@
 """A transformer block of both families on one tensor-parallel rank, over plain parameters.
 
-Shapes: B = batch, L = sequence, D = hidden, H = local query heads, K = local key/value heads, d = head_dim,
-F = local ffn columns. Column-parallel weights (q, k, v, gate, up) hold rows of the logical tensor, row-parallel ones
-(o, down) columns; biases after a row-parallel product are whole and are added once, outside of the region. Of
-adapters A (rank, in) and B (out, rank) one is cut as its matrix is, the other is whole; both work inside the region.
+Shapes: B = batch, L = this rank's part of a sequence (all of it unless cp cuts it), D = hidden, H = local query heads,
+K = local key/value heads, d = head_dim, F = local ffn columns. Column-parallel weights (q, k, v, gate, up) hold rows of
+the logical tensor, row-parallel ones (o, down) columns; biases after a row-parallel product are whole and are added
+once, outside of the region. Of adapters A (rank, in) and B (out, rank) one is cut as its matrix is, the other is whole;
+both work inside the region.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from suika.core.layout import Recompute
 from suika.core.model import ModelSpec
-from suika.train.axis import Parallel, TensorParallel
+from suika.train.axis import Axis, TensorParallel
+from suika.train.context import attend
 from suika.train.masks import Masks
+from suika.train.parallel import Parallel
 from suika.train.sharded import Use
 
 
@@ -94,9 +97,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal attention; with fewer query than key/value heads' copies (GQA), each key/value head serves H/K queries."""
 
-    def __init__(self, model: ModelSpec, tp: TensorParallel, recompute: Recompute) -> None:
+    def __init__(self, model: ModelSpec, parallel: Parallel, recompute: Recompute) -> None:
         super().__init__()
-        self.tp, self.head_dim, self.recompute_core = tp, model.head_dim, recompute == "selective"
+        self.tp, self.cp = parallel.tp, parallel.cp
+        self.head_dim, self.recompute_core = model.head_dim, recompute == "selective"
         self.q, self.k, self.v, self.o = Linear(model), Linear(model), Linear(model), Linear(model)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -104,18 +108,17 @@ class Attention(nn.Module):
         heads = (*x.shape[:2], -1, self.head_dim)
         q, k, v = (p(x, p.bias).view(heads).transpose(1, 2) for p in (self.q, self.k, self.v))
         tables = () if rotary is None else rotary
-        attended = recomputed(_attend, q, k, v, *tables) if self.recompute_core else _attend(q, k, v, *tables)
+        inputs = self.cp, q, k, v, *tables
+        attended = recomputed(_attend, *inputs) if self.recompute_core else _attend(*inputs)
         y = self.tp.leave(self.o(attended))
         return y if self.o.bias is None else y + self.o.bias
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *rotary: Tensor) -> Tensor:
+def _attend(cp: Axis, q: Tensor, k: Tensor, v: Tensor, *rotary: Tensor) -> Tensor:
     """(B, H, L, d), (B, K, L, d), (B, K, L, d) -> (B, L, H d)."""
     if rotary:
         q, k = rotate(q, *rotary), rotate(k, *rotary)
-    grouped = q.shape[1] != k.shape[1]
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    return y.transpose(1, 2).flatten(2)
+    return attend(q, k, v, cp).transpose(1, 2).flatten(2)
 
 
 class Mlp(nn.Module):
@@ -151,7 +154,7 @@ class Block(nn.Module):
     def __init__(self, model: ModelSpec, layer: int, parallel: Parallel, recompute: Recompute) -> None:
         super().__init__()
         self.name, self.recompute_all, self.parallel = f"layers.{layer}", recompute == "full", parallel
-        self.attention_norm, self.attention = Norm(model), Attention(model, parallel.tp, recompute)
+        self.attention_norm, self.attention = Norm(model), Attention(model, parallel, recompute)
         self.mlp_norm = Norm(model)
         self.add_mlp(model)
         self.use: Use | None = None  # ZeRO 3: its weights come and go

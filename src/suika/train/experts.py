@@ -1,6 +1,6 @@
 """A mixture of experts on one rank: routing, the exchange of tokens over the ep axis, and the experts' products.
 
-Shapes: B = batch, L = sequence, l = the positions that a rank holds outside of a tensor-parallel region (L or L/tp),
+Shapes: B = batch, L = sequence, l = the positions that a rank holds outside of a tensor-parallel region (L or a part),
 D = hidden, E = experts of the model, K = experts per token, n = experts on this rank, T = B x L tokens, R = T x K rows.
 
 No expert has a capacity: every token reaches its K experts however many others want the same ones, so what a token
@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suika.core.model import ModelSpec
-from suika.train.axis import Axis, Parallel
+from suika.train.axis import Axis
 from suika.train.blocks import Block, Mlp, Weights
+from suika.train.parallel import Parallel
 
 _GRID = 2.0**-16  # scores that round to the same multiple are ties
 

@@ -10,7 +10,6 @@ from suika.core.layout import Layout, check_layout, micro_batch_shares
 def check_runnable(spec: JobSpec, layout: Layout) -> None:
     """Raise `SpecError` unless the built-in trainer can run `spec` under `layout`."""
     check_layout(layout, spec.model, spec.global_batch, spec.sequence_length)
-    require(layout.cp == 1, "layout.cp", layout.cp, "the built-in trainer cannot run it", "use 1")
     require(layout.zero != 2, "layout.zero", 2, "the built-in trainer cannot run it", "use 0, 1 or 3")
     if layout.zero == 3:
         shares = micro_batch_shares(spec.global_batch, layout.micro_batch, layout.dp)

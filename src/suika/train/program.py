@@ -16,13 +16,14 @@ from suika.core.plan import Plan
 from suika.reshard.state import buffer_specs, optimizer_kinds, rank_buckets, shard_box, weight_dtype
 from suika.runtime.profiler import span
 from suika.runtime.program import RankGroups, StepResult
-from suika.train.axis import Axis, Parallel, Replicas, TensorParallel
+from suika.train.axis import Axis, Replicas, TensorParallel
 from suika.train.dataset import Dataset
 from suika.train.gradients import Gradients
 from suika.train.initial import initial_shard
 from suika.train.limits import check_runnable
 from suika.train.masks import Masks, step_masks
 from suika.train.optimizer import AdamW, learning_rate
+from suika.train.parallel import Parallel, take
 from suika.train.pipeline import build_pipeline
 from suika.train.sharded import SlicedGradients, Slices
 from suika.train.stage import Stage
@@ -62,13 +63,16 @@ class Trainer:
     def _build_stage(self) -> None:
         spec, layout, groups = self.spec, self.layout, self.groups
         split_sequence = layout.sequence_parallel and layout.tp > 1
+        self.parallel = Parallel(
+            TensorParallel(self.tp, split_sequence), Axis.of("cp", groups.cp), Axis.of("ep", groups.ep)
+        )
         self.stage = Stage(
             spec.model,
             layout,
             self.place,
             spec.sequence_length,
             getattr(torch, weight_dtype(spec.precision)),
-            Parallel(TensorParallel(self.tp, split_sequence), Axis.of("ep", groups.ep)),
+            self.parallel,
         )
         shares = micro_batch_shares(spec.global_batch, layout.micro_batch, layout.dp)
         first = sum(shares[: self.place.dp]) * layout.micro_batch
@@ -165,7 +169,8 @@ class Trainer:
         tokens = targets = None
         if self.stage.is_first or self.stage.is_last:
             samples = torch.from_numpy(self.dataset.samples(*self.sample_range))
-            tokens, targets = samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
+            context = self.parallel.context(self.spec.sequence_length)
+            tokens, targets = (take(part, context, 1).contiguous() for part in (samples[:, :-1], samples[:, 1:]))
         losses = self.pipeline.run(tokens, targets)
         if self.slices is not None:
             self.slices.opened.close()
@@ -173,9 +178,9 @@ class Trainer:
 
     def _masks(self) -> tuple[Masks, ...]:
         """Dropout masks of this rank's micro-batches in the next step."""
-        held = self.stage.parallel.tp.positions(self.spec.sequence_length)
+        held = self.parallel.positions(self.spec.sequence_length)
         rate, seed = self.spec.model.dropout, self.spec.seed
-        return step_masks(rate, seed, self.steps_done, range(*self.sample_range), self.layout.micro_batch, (held,))
+        return step_masks(rate, seed, self.steps_done, range(*self.sample_range), self.layout.micro_batch, held)
 
     def _add_up(self, losses: list[Tensor], num_tokens: int, votes: Sequence[float]) -> list[float]:
         """Loss sum, valid tokens, squared gradient norm and votes of the whole job, in one message per axis."""

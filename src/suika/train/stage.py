@@ -18,10 +18,10 @@ from suika.core.layout import Layout
 from suika.core.mesh import Coordinate
 from suika.core.model import ModelSpec
 from suika.core.tensors import LogicalTensor, logical_tensors
-from suika.train.axis import Parallel
 from suika.train.blocks import Block, Norm, Weights, rotary_tables
 from suika.train.experts import MixtureBlock
 from suika.train.masks import Masks
+from suika.train.parallel import Parallel, take
 from suika.train.sharded import Slices, Use
 from suika.train.vocabulary import embed, token_losses
 
@@ -41,7 +41,6 @@ class Stage:
         bounds = layout.stage_chunks(model, place.pp)
         if layout.pp == 1:  # its chunks follow each other: nothing passes between them
             bounds = ((0, model.layers),)
-        self.parallel, self.length = parallel, sequence_length
         self.chunks = tuple(Chunk(model, layout, place, bound, sequence_length, dtype, parallel) for bound in bounds)
 
     @property
@@ -81,7 +80,8 @@ class Stage:
 class Chunk(nn.Module):
     """Layers [first, last) of a model on one tensor-parallel rank, with the embedding or the head at the ends.
 
-    Holds no storage until `bind`. B = batch, L = sequence, D = hidden, V = local rows of the vocabulary.
+    Holds no storage until `bind`. B = batch, L = this rank's context of a sequence, D = hidden, V = local rows of the
+    vocabulary.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Chunk(nn.Module):
         parallel: Parallel,
     ) -> None:
         super().__init__()
-        self.tp, self.length, self.hidden, self.dtype = parallel.tp, sequence_length, model.hidden, dtype
+        self.tp, self.hidden, self.dtype = parallel.tp, model.hidden, dtype
+        self.length, self.held = sequence_length // parallel.cp.size, parallel.positions(sequence_length)
         first, last = bounds
         self.is_first, self.is_last, self.tied = first == 0, last == model.layers, model.tied
         table = logical_tensors(model, sequence_length)[0]
@@ -117,7 +118,9 @@ class Chunk(nn.Module):
                 self.head = Weights()
         self.rotary: tuple[Tensor, Tensor] | None = None
         if model.family == "llama":
-            self.rotary = rotary_tables(sequence_length, model.head_dim, model.rope_theta, dtype)
+            cos, sin = rotary_tables(sequence_length, model.head_dim, model.rope_theta, dtype)
+            context = parallel.context(sequence_length)
+            self.rotary = take(cos, context, 0), take(sin, context, 0)
         self._masks: Iterator[Masks] = iter(())
         self._uses: dict[str, Use] = {}  # ZeRO 3
 
@@ -185,7 +188,7 @@ class Chunk(nn.Module):
     def _embed(self, ids: Tensor) -> Tensor:
         x = self.tp.leave(embed(ids, self.embedding.weight, self.first_row, self.tp.axis))
         if hasattr(self, "positions"):
-            x = x + self.positions.weight[self.tp.positions(self.length)]
+            x = x + take(self.positions.weight, self.held, 0)
         return x
 
     def _logits(self, x: Tensor) -> Tensor:
