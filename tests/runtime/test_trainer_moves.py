@@ -33,7 +33,7 @@ CHAIN = [
 MIXTURE = LLAMA | {"experts": 4, "experts_per_token": 2, "expert_ffn": 16, "first_dense_layers": 3, "dropout": 0.1}
 WIDER_CHAIN = [
     ("pp=2,virtual_stages=2,micro_batch=4", "a0 b0"),
-    ("dp=4,ep=2,micro_batch=2", "a0 b0 a1 b1"),
+    ("dp=4,ep=2,zero=3,micro_batch=2", "a0 b0 a1 b1"),  # weights in slices
     ("dp=2,cp=2,ep=4,micro_batch=4", "a1 a0 b2 b3"),  # other experts, other parts of sequences
     ("pp=2,virtual_stages=2,micro_batch=4,zero_buckets=stage", "b1 a1"),
 ]

@@ -43,6 +43,7 @@ def test_a_batch_of_eight_on_three_pipelines() -> None:
     [
         (Layout(cp=3), "layout.cp"),
         (Layout(zero=2), "layout.zero"),
+        (Layout(dp=3, zero=3), "layout.zero"),
         (Layout(pp=2, virtual_stages=2, dp=4, micro_batch=2), "layout"),
         (Layout(pp=2, virtual_stages=3), "layout.pp"),
         (Layout(tp=3), "layout.tp"),
