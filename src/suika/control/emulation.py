@@ -62,15 +62,18 @@ class Agents(NamedTuple):
 
 
 class Real:
-    """Devices as they are."""
+    """Devices as they are. `cores`: processor cores that all `cpu` devices share, if they are on this machine."""
 
     speedup = 1.0
+
+    def __init__(self, cores: int = 0) -> None:
+        self.cores = cores
 
     def clock(self, folder: Path) -> Clock:
         return time.time
 
     def pricing(self, cluster: Cluster) -> GrowingPricing:
-        return GrowingPricing(cluster)
+        return GrowingPricing(cluster, self.cores)
 
     def launcher(self, folder: Path) -> AgentLauncher:
         return AgentLauncher(folder)

@@ -29,8 +29,8 @@ class LocalCluster:
     """Use as a context, like the daemon that it holds."""
 
     def __init__(self, cluster: Cluster, folder: Path, policy: str = "suika", world: World | None = None) -> None:
-        self.daemon = Daemon(folder, cluster.nodes, policy=policy, world=world)
-        self._world = world or Real()
+        self._world = world or Real(cores=len(os.sched_getaffinity(0)))
+        self.daemon = Daemon(folder, cluster.nodes, policy=policy, world=self._world)
         self.daemon.ends_jobs = True
         self._nodes = cluster.nodes
         self._folder = folder.absolute()
