@@ -40,9 +40,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"global_batch": "many"}, "job.global_batch", "integer"),
     ({"optimizer": {"lr": float("nan")}}, "job.optimizer.lr", "finite"),
     ({"precision": "int4"}, "job.precision", "bf16"),
-    ({"model": MODEL | {"experts": 4, "experts_per_token": 2}}, "job.model.experts", "no experts"),
+    (
+        {"model": MODEL | {"experts": 4, "experts_per_token": 2}, "layout": {"ep": 3, "dp": 3}},
+        "layout.ep",
+        "experts(4) % ep",
+    ),
     ({"model": MODEL | {"vocab": 200}}, "job.model.vocab", "257"),
-    ({"layout": {"zero": 3}}, "layout.zero", "use 1"),
+    ({"layout": {"zero": 2}}, "layout.zero", "use 0, 1 or 3"),
+    ({"layout": {"dp": 3, "zero": 3}}, "layout.zero", "micro-batches"),
+    ({"model": MODEL | {"frozen": ["layers.9.*"]}}, "model.frozen", "matches no tensor"),
+    ({"model": MODEL | {"frozen": ["*"]}}, "model.frozen", "nothing to train"),
+    ({"model": MODEL | {"lora": {"rank": 4, "targets": ["x"]}}}, "job.model.lora.targets.0", "'q', 'k'"),
+    ({"model": MODEL | {"dropout": 1.0}}, "model.dropout", "< 1"),
     *(
         ({"name": name}, "job.name", "lower-case")
         for name in ("", "a/b", "../x", "$(id)", "a b", "-a", "A", "a" * 64, "ä")

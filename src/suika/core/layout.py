@@ -125,6 +125,8 @@ class Layout:
             text += f" layers[{','.join(map(str, self.layers_per_stage))}]"
         if self.micro_batch > 1:
             text += f" mb{self.micro_batch}"
+        if self.zero == 3:
+            text += " zero3"
         if self.recompute != "none":
             text += f" {self.recompute}-recompute"
         return text

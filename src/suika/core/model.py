@@ -14,8 +14,8 @@ LARGEST = 10_000_000  # of any whole number in a model: products of a few of the
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters (arXiv 2106.09685): to the matrices of `targets`, outside of experts, `alpha / rank` x B A is
-    added, where A has `rank` rows and B as many columns."""
+    """Low-rank adapters (arXiv 2106.09685): `alpha / rank` x B A is added to the matrices of `targets`, outside of
+    routed experts; A has `rank` rows and B as many columns."""
 
     __pydantic_config__ = {"extra": "forbid"}
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Literal
 
 from suika.core.errors import require
-from suika.core.model import ModelSpec
+from suika.core.model import Lora, ModelSpec
 
 Place = Literal["embedding", "layer", "head"]
 
@@ -129,19 +129,22 @@ def logical_tensors(model: ModelSpec, sequence_length: int = 0) -> tuple[Logical
     tensors.extend(_norm("final_norm", model, "head", None))
     if not model.tied:
         tensors.append(LogicalTensor("head.weight", (model.vocab, model.hidden), "head", tp_dim=0))
-    frozen = [replace(t, trained=not any(fnmatchcase(t.name, p) for p in model.frozen)) for t in tensors]
-    return tuple(part for tensor in frozen for part in (tensor, *_adapters(model, tensor)))
+    if model.frozen:
+        tensors = [replace(t, trained=not any(fnmatchcase(t.name, p) for p in model.frozen)) for t in tensors]
+    if model.lora is not None:
+        tensors = [part for tensor in tensors for part in (tensor, *_adapters(model.lora, tensor))]
+    return tuple(tensors)
 
 
-def _adapters(model: ModelSpec, matrix: LogicalTensor) -> Iterator[LogicalTensor]:
+def _adapters(lora: Lora, matrix: LogicalTensor) -> Iterator[LogicalTensor]:
     """A (rank x in) and B (out x rank) beside `matrix`, where it has adapters: one is cut as the matrix is, the other
     is whole on every tp rank."""
     name, _, leaf = matrix.name.rpartition(".")
-    adapted = model.lora is not None and leaf == "weight" and name.rpartition(".")[2] in model.lora.targets
-    if not adapted or matrix.layer is None or matrix.expert is not None:
+    if leaf != "weight" or name.rpartition(".")[2] not in lora.targets:
         return
-    assert model.lora is not None
-    rank, (rows, columns) = model.lora.rank, matrix.shape
+    if matrix.layer is None or matrix.expert is not None:
+        return
+    rank, (rows, columns) = lora.rank, matrix.shape
     cut = replace(matrix, trained=True)
     whole = replace(cut, tp_dim=None, tp_unit=1, shared_units=False, in_region=True)
     yield replace(cut if matrix.tp_dim == 1 else whole, name=f"{name}.lora_a", shape=(rank, columns))
@@ -154,9 +157,7 @@ def check_trained(model: ModelSpec) -> None:
     base = [t.name for t in tensors if not t.name.endswith((".lora_a", ".lora_b"))]
     for pattern in model.frozen:
         known = any(fnmatchcase(name, pattern) for name in base)
-        require(
-            known, "model.frozen", pattern, "matches no tensor", "patterns are of names like layers.0.mlp.up.weight"
-        )
+        require(known, "model.frozen", pattern, "matches no tensor", "names are like layers.0.mlp.up.weight")
     trained = any(t.trained for t in tensors)
     require(trained, "model.frozen", list(model.frozen), "leaves nothing to train", "freeze less, or give lora")
 

@@ -192,7 +192,7 @@ class Use:
     def _pack(self, saved: Tensor) -> Tensor | _Handle:
         for number, whole in enumerate(self._wholes):
             if saved.numel() and saved.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
-                return _Handle(number, saved.shape, saved.stride(), saved.storage_offset())
+                return _Handle(number, saved.shape, saved.stride(), int(saved.storage_offset()))
         return saved
 
     def _unpack(self, saved: Tensor | _Handle) -> Tensor:
