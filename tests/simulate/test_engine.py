@@ -74,6 +74,17 @@ def test_a_move_stops_progress_and_holds_the_new_devices():
     assert record.device_s == pytest.approx(60.0 + 2 * (expected - 60.0))
 
 
+def test_a_move_broken_off_has_taken_the_time_it_ran():
+    """Sent elsewhere 4 s into a pause of 10 s, and lost to a failure 6 s into the next one; resumed at 500 s."""
+    where = world(sim_job("a", 0.0, 100.0), failures=(Failure(50.0, "n0", 100.0),))
+    script = Script(
+        {0.0: {"a": devices(1)}, 40.0: {"a": devices(2)}, 44.0: {"a": devices(4)}, 500.0: {"a": devices(1)}}
+    )
+    record = Engine(where, script).run().records[0]
+    assert record.paused_s == pytest.approx(10.0 + 4.0 + 6.0 + 10.0, abs=0.1)
+    assert record.paused_device_s == pytest.approx(10.0 + 4.0 * 2 + 6.0 * 4 + 10.0, abs=0.2)
+
+
 def test_a_stopped_job_makes_no_progress():
     where = world(sim_job("a", 0.0, 100.0))
     script = Script({0.0: {"a": devices(1)}, 60.0: {"a": ()}, 500.0: {"a": devices(1)}})
@@ -89,6 +100,9 @@ class SlowRelease:
 
     def __call__(self, job: JobView, layout: Layout | None, devices: tuple[Device, ...]) -> Move:
         return Move(10.0, 30.0)
+
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices
 
     def typical(self, job: JobView) -> float:
         return 10.0

@@ -357,6 +357,7 @@ class Engine:
         decision = step.decision
         live = self.live[self.number_of[decision.job_id]]
         self._touch(live)
+        self._break_off(live)
         move = self.world.move_cost(live.view, decision.layout, decision.devices)
         begin_s = max(self.now_s, step.not_before_s, *(released_s[job_id] for job_id in step.after))
         release_s = released_s[decision.job_id] = begin_s + move.release_s
@@ -397,6 +398,12 @@ class Engine:
         live.record.device_s += len(live.positions) * (self.now_s - live.touched_s)
         live.touched_s = self.now_s
 
+    def _break_off(self, live: _Live) -> None:
+        """Take what a move in flight will not take any more off its job's account."""
+        rest_s = max(live.moving_until_s - max(self.now_s, live.begin_s), 0.0)
+        live.record.paused_s -= rest_s
+        live.record.paused_device_s -= rest_s * len(live.positions)
+
     def _hold(self, live: _Live, positions: np.ndarray, usable_s: float = 0.0) -> None:
         """Give the job exactly `positions`; others may use what it gives up from `usable_s` on."""
         gives_up = np.setdiff1d(live.positions, positions)
@@ -418,6 +425,7 @@ class Engine:
     def _lose(self, live: _Live) -> None:
         """A node under it is gone: it falls back to its last snapshot and waits for devices."""
         self._touch(live)
+        self._break_off(live)
         running_s = max(self.now_s - live.moving_until_s, 0.0) if live.rate else 0.0
         lost = min(running_s % self.world.snapshot_every_s * live.rate, live.done)
         live.done -= lost
