@@ -11,7 +11,7 @@ from suika.core.layout import Layout
 from suika.core.presets import preset
 from suika.estimate.predict import estimate_layout, setting
 from suika.estimate.recipe import BUILT_IN
-from suika.estimate.shared_cores import imbalance, load_s, rendezvous_loss, shared_cores_s
+from suika.estimate.shared_cores import idle_share, imbalance, load_s, shared_cores_s
 
 
 def simulated_loss(spread: int, groups: int, rounds: int = 4000) -> float:
@@ -32,19 +32,40 @@ def simulated_loss(spread: int, groups: int, rounds: int = 4000) -> float:
     return max(free) * spread / worked - 1
 
 
+def share(tp: int, pp: int, dp: int, cores: int, num_micro: int = 64) -> float:
+    return float(idle_share(*(np.array(float(x)) for x in (tp, pp, dp, num_micro, cores))))
+
+
 @pytest.mark.parametrize(("spread", "groups"), [(2, 2), (2, 4), (2, 8), (4, 2), (4, 4)])
 def test_the_loss_of_meetings_is_that_of_a_simulation(spread: int, groups: int) -> None:
-    cores, ranks = np.array(float(spread)), np.array(float(spread * groups))
-    loss = float(rendezvous_loss(np.array(float(spread)), ranks, cores))
-    assert loss == pytest.approx(simulated_loss(spread, groups), abs=0.09)
+    assert share(spread, 1, groups, spread) == pytest.approx(simulated_loss(spread, groups), abs=0.09)
 
 
-def test_no_meetings_or_no_sharing_lose_nothing() -> None:
-    two = np.array(2.0)
-    assert rendezvous_loss(np.array(1.0), np.array(8.0), two) == 0
-    assert rendezvous_loss(two, two, two) == 0
-    assert rendezvous_loss(two, np.array(8.0), np.array(0.0)) >= 0
-    assert load_s(np.array(3.0), two, np.array(8.0), np.array(0.0)) == 0
+def simulated_pipelines(stages: int, replicas: int, rounds: int = 20_000) -> float:
+    """Pipelines whose stage s keeps to core s, each with as many micro-batches in flight as stages. Idle over work."""
+    rng = np.random.default_rng(5)
+    free, worked = [0.0] * stages, 0.0
+    ready = [(0.0, token, 0) for token in range(stages * replicas)]
+    for _ in range(rounds):
+        at, token, core = heapq.heappop(ready)
+        turn = float(rng.exponential())
+        worked += turn
+        free[core] = max(free[core], at) + turn
+        heapq.heappush(ready, (free[core], token, (core + 1) % stages))
+    return max(free) * stages / worked - 1
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 2), (2, 4), (4, 2)])
+def test_the_loss_of_hops_is_that_of_a_simulation(stages: int, replicas: int) -> None:
+    assert share(1, stages, replicas, stages) == pytest.approx(simulated_pipelines(stages, replicas), abs=0.04)
+
+
+def test_no_meetings_no_hops_or_no_sharing_lose_nothing() -> None:
+    assert share(1, 1, 8, 2) == 0
+    assert share(2, 1, 1, 2) == 0
+    assert share(2, 2, 2, 0) == 0
+    assert share(2, 2, 1, 2) > share(2, 2, 2, 2) > share(2, 1, 4, 2) > 0
+    assert load_s(*(np.array(x) for x in (3.0, 2.0, 2.0, 2.0, 8.0, 0.0))) == 0
 
 
 def test_a_step_takes_at_least_the_path_and_the_cores() -> None:
@@ -65,9 +86,7 @@ def test_fewer_cores_take_longer_and_none_shared_is_the_path() -> None:
     model, layout = preset("gpt3-125m"), Layout(tp=2, pp=2, dp=2)
 
     def step_s(cores: int) -> float:
-        s = setting(
-            model, "cpu", global_batch=16, sequence_length=128, precision="fp32", recipe=BUILT_IN, cores=cores
-        )
+        s = setting(model, "cpu", global_batch=16, sequence_length=128, precision="fp32", recipe=BUILT_IN, cores=cores)
         return estimate_layout(s, layout).step_s
 
     assert step_s(1) > step_s(2) > step_s(4) > step_s(0)

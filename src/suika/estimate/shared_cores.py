@@ -2,12 +2,15 @@
 
 A step takes at least its critical path, and at least the processor time of the ranks that keep to one core (a rank
 keeps to the core of its device's index). Waiting for a message costs no processor time, and the other ranks of the core
-fill it, but not all of it when the message comes from a rank that itself has to wait for its core. A tensor-parallel
-group of tp ranks over k cores meets at every exchange; each of its ranks arrives when its core has got round to it.
-With m groups on the same cores that is a closed network of m fork-joins: while one group waits for its slowest part,
-cores run dry unless another group is ready, and the loss is (E[slowest of k] / mean - 1) / m. Turns on a core are about
-exponential, so that E[slowest of k] / mean is the harmonic number of k; where j ranks of a group share a core, the sum
-of their turns varies less, by sqrt(j).
+fill it, as long as one of them is ready. How often none is, is that of a closed queueing network whose turns on a core
+are about exponential (ranks come round at any moment of each other's):
+
+- A tensor-parallel group over k cores meets at every exchange, and each of its ranks arrives when its core has got
+  round to it. With m groups ready on the same cores these are m fork-joins: the loss is (E[slowest of k] / mean - 1) / m,
+  E[slowest of k] / mean being the harmonic number of k. Where j ranks of a group share a core, the sum of their turns
+  varies less, by sqrt(j).
+- Micro-batches of a pipeline whose stages keep to different cores go from core to core. N of them in flight over k
+  cores keep each core busy for N / (N + k - 1) of the time. The same law says how many stages of a pipeline are ready.
 """
 
 from __future__ import annotations
@@ -27,19 +30,24 @@ def shared_cores_s(path_s: Array, load_s: Array) -> Array:
     return np.asarray((path_s**CONTENTION + load_s**CONTENTION) ** (1 / CONTENTION) - path_s)
 
 
-def load_s(work_s: Array, tp: Array, num_ranks: Array, cores: Array) -> Array:
-    """Seconds that the cores need for all ranks' `work_s` if it lies on them evenly, exchanges waited for."""
+def load_s(work_s: Array, tp: Array, pp: Array, dp: Array, num_micro: Array, cores: Array) -> Array:
+    """Seconds that the cores need for all ranks' `work_s` if it lies on them evenly, waits that nobody fills included.
+    `dp`: replicas, context-parallel ranks among them; `num_micro`: micro-batches of each."""
     even = np.where(cores > 0, work_s / np.maximum(cores, 1e-3), 0.0)
-    return np.asarray(even * (1 + rendezvous_loss(tp, num_ranks, cores)))
+    return np.asarray(even * (1 + idle_share(tp, pp, dp, num_micro, cores)))
 
 
-def rendezvous_loss(tp: Array, num_ranks: Array, cores: Array) -> Array:
-    """Share by which meetings of tensor-parallel groups lengthen the work of shared cores; see the module."""
-    spread = np.maximum(np.minimum(tp, np.ceil(cores)), 1.0)
+def idle_share(tp: Array, pp: Array, dp: Array, num_micro: Array, cores: Array) -> Array:
+    """Idle time of shared cores over their work; see the module. 0 where no core is shared."""
+    whole = np.maximum(np.ceil(cores), 1.0)
+    spread = np.maximum(np.minimum(tp, whole), 1.0)
     harmonic = np.cumsum(1.0 / np.arange(1, int(np.max(spread)) + 1))[spread.astype(int) - 1]
-    on_a_core = tp / spread
-    groups = num_ranks / (on_a_core * np.maximum(cores, 1e-3))
-    return np.where(num_ranks > cores, (harmonic - 1) / np.sqrt(on_a_core) / np.maximum(groups, 1.0), 0.0)
+    in_flight = np.minimum(pp, num_micro)
+    ready = dp * pp * spread / whole * in_flight / (in_flight + pp - 1)
+    meetings = (harmonic - 1) / np.sqrt(tp / spread) / np.maximum(ready, 1.0)
+    hops = (np.minimum(pp, whole / spread) - 1) / (dp * in_flight)
+    shared = (cores > 0) & (tp * pp * dp > cores)
+    return np.where(shared, meetings + np.maximum(hops, 0.0), 0.0)
 
 
 def imbalance(stage_work_s: Sequence[float], tp: int, dp: int, devices_per_node: int, cores: float) -> float:

@@ -101,7 +101,7 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
     # Devices that share a host's cores: all ranks' work together takes at least its processor time over the cores.
     work_s = g.tp * g.cp * g.dp * (num_micro * total + g.pp * (sync + update))
     path = pipe + sync + update
-    cores_s = load_s(work_s, g.tp, g.tp * g.cp * g.dp * g.pp, g.cores)
+    cores_s = load_s(work_s, g.tp, g.pp, g.cp * g.dp, num_micro, g.cores)
     parts["shared_cores"] = shared_cores_s(path, cores_s)
     return Price(
         path + parts["shared_cores"],
