@@ -42,7 +42,7 @@ def application(name: str) -> typer.Typer:
 
     from suika.cli.app import COMMANDS, load
 
-    whole = typer.Typer(name="suika")
+    whole = typer.Typer(name="suika", add_completion=False)
     for command, (target, line) in COMMANDS.items():
         if command == name:
             found = load(target)
