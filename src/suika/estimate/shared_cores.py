@@ -6,9 +6,9 @@ fill it, as long as one of them is ready. How often none is, is that of a closed
 are about exponential (ranks come round at any moment of each other's):
 
 - A tensor-parallel group over k cores meets at every exchange, and each of its ranks arrives when its core has got
-  round to it. With m groups ready on the same cores these are m fork-joins: the loss is (E[slowest of k] / mean - 1) / m,
-  E[slowest of k] / mean being the harmonic number of k. Where j ranks of a group share a core, the sum of their turns
-  varies less, by sqrt(j).
+  round to it. With m groups ready on the same cores these are m fork-joins: the loss is (slowest of k / mean - 1) / m,
+  and the slowest of k takes the harmonic number of k on average. Where j ranks of a group share a core, the sum of
+  their turns varies less, by sqrt(j).
 - Micro-batches of a pipeline whose stages keep to different cores go from core to core. N of them in flight over k
   cores keep each core busy for N / (N + k - 1) of the time. The same law says how many stages of a pipeline are ready.
 """
