@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Protocol
 from suika.core.cluster import Cluster
 from suika.core.decision import Decision, Reason
 from suika.core.policy import Policy
-from suika.core.snapshot import ScalingCurve, Snapshot
+from suika.core.snapshot import JobView, ScalingCurve, Snapshot
 from suika.schedule.cycle import Step, run_cycle
 from suika.schedule.policies import load
 
@@ -35,7 +35,6 @@ _LENGTH = struct.Struct(">Q")
 _ANSWER_S = 120.0
 _UP = b"up"  # the process' first frame
 _MOST_KEPT = 8192  # objects that the process remembers; then it forgets all
-_KEPT = (Cluster, ScalingCurve)
 
 
 class Decided(Protocol):
@@ -129,20 +128,10 @@ class DecisionProcess:
 
     def _packed(self, snapshot: Snapshot, forget: bool) -> bytes:
         """(whether to forget, what is new to the process by number, the snapshot) as one pickle."""
-        new: list[tuple[int, object]] = []
-
-        def number_of(found: object) -> int | None:
-            if not isinstance(found, _KEPT):
-                return None
-            if id(found) not in self._kept:
-                self._kept[id(found)] = (len(self._kept), found)
-                new.append(self._kept[id(found)])
-            return self._kept[id(found)][0]
-
         body = io.BytesIO()
-        pickler = pickle.Pickler(body, pickle.HIGHEST_PROTOCOL)
-        pickler.persistent_id = number_of  # type: ignore[method-assign]
+        pickler = _Pickler(body, self._kept)
         pickler.dump(snapshot)
+        new = pickler.new
         return pickle.dumps((forget, new, body.getvalue()), pickle.HIGHEST_PROTOCOL)
 
     def close(self) -> None:
@@ -153,6 +142,38 @@ class DecisionProcess:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Says what the process remembers by its number. `new`: what it does not know yet."""
+
+    def __init__(self, file: BinaryIO, kept: dict[int, tuple[int, object]]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._kept = kept
+        self.new: list[tuple[int, object]] = []
+
+    def reducer_override(self, found: Any) -> Any:
+        if not _stays(found):
+            return NotImplemented
+        kept = self._kept.get(id(found))
+        if kept is None:
+            kept = self._kept[id(found)] = (len(self._kept), found)
+            self.new.append(kept)
+        return _recall, (kept[0],)
+
+
+_remembered: dict[int, object] = {}  # in the process that decides: what it was sent, by number
+
+
+def _recall(number: int) -> object:
+    return _remembered[number]
+
+
+def _stays(found: object) -> bool:
+    """Whether it is worth remembering: the next snapshot will hold the same object."""
+    if isinstance(found, JobView):
+        return not found.devices and found.moving_until_s is None  # a waiting job keeps its view
+    return isinstance(found, (Cluster, ScalingCurve))
 
 
 def _write(pipe: Any, content: bytes) -> None:
@@ -175,16 +196,13 @@ def _exactly(pipe: Any, num_bytes: int) -> bytes:
 
 def serve(policy: Policy, orders: BinaryIO, answers: BinaryIO) -> None:
     """Answer snapshots until the other end closes."""
-    kept: dict[int, object] = {}
     while True:
         try:
             forget, new, body = pickle.loads(_read(orders))
             if forget:
-                kept.clear()
-            kept.update(new)
-            unpickler = pickle.Unpickler(io.BytesIO(body))
-            unpickler.persistent_load = kept.__getitem__  # type: ignore[method-assign]
-            _write(answers, pickle.dumps(_answer(unpickler.load(), policy), pickle.HIGHEST_PROTOCOL))
+                _remembered.clear()
+            _remembered.update(new)
+            _write(answers, pickle.dumps(_answer(pickle.loads(body), policy), pickle.HIGHEST_PROTOCOL))
         except (EOFError, BrokenPipeError):
             return  # the owner has ended
 

@@ -35,6 +35,12 @@ def _priced(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update=same)
 
 
+@lru_cache(maxsize=4096)
+def _shared(shape: JobShape) -> JobShape:
+    """One object for all jobs of a kind: a snapshot that is sent elsewhere holds it once."""
+    return shape
+
+
 class EstimatedPricing:
     """`cores`: processor cores that all emulated devices share, for what is predicted to be measured (0: each has its
     own). A scheduler's curve never counts them: emulated devices stand for real ones, which share nothing."""
@@ -99,7 +105,7 @@ class EstimatedPricing:
         return sorted(rows, key=lambda row: float(row["predicted_step_s"]))  # type: ignore[arg-type]
 
     def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:
-        shapes = {job_id: JobShape.of(spec) for job_id, spec in specs.items() if not spec.rigid}
+        shapes = {job_id: _shared(JobShape.of(spec)) for job_id, spec in specs.items() if not spec.rigid}
         graces = {job_id: spec.preemption.grace_s for job_id, spec in specs.items() if spec.rigid}
         moves = PredictedMoves(shapes, self.cluster)
         return MovesWithCommands(moves, graces) if graces else moves

@@ -17,6 +17,7 @@ from suika.core.decision import Decision, Reason
 from suika.core.job import Job, JobState
 from suika.core.plan import Plan
 from suika.core.quota import Quota
+from suika.core.snapshot import JobView
 from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 
@@ -76,6 +77,7 @@ class State:
     down: dict[Device, float] = field(default_factory=dict)  # lost or dirty: until when
     quotas: Mapping[str, Quota] = field(default_factory=dict)  # by tenant; absent: borrows, no maximum
     changed: bool = True  # something happened that the policy should look at
+    resting: dict[str, tuple[tuple[Any, ...], JobView]] = field(default_factory=dict)  # views that stay true, and why
     learned: Learned = field(init=False)  # what running jobs have taught the estimator
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from suika.core.snapshot import JobView, MoveCost, ScalingCurve, Snapshot
 from suika.estimate.knowledge import Known
 
 SOON_S = 0.05  # a move in flight that is late is still in flight: the least time a view says it will take
+RESTING = frozenset({JobState.QUEUED, JobState.UNSATISFIABLE})
 IN_FLIGHT = frozenset({JobState.STARTING, JobState.REDEPLOYING, JobState.PREEMPTING})
 
 
@@ -58,7 +59,7 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
     return Snapshot(
         now_s=now,
         cluster=state.cluster,
-        jobs=tuple(_view(state, pricing, job, going.get(job.id), now) for job in active),
+        jobs=_views(state, pricing, active, going, now),
         move_cost=pricing.move_cost({job.id: job.spec for job in active}),
         down=frozenset(state.down),
         draining=state.store.draining(),
@@ -73,6 +74,26 @@ def _measure(state: State, pricing: Pricing, active: Iterable[Job]) -> None:
         watch = state.watch(job.id)
         if job.state is JobState.RUNNING and job.plan is not None and not job.spec.rigid:
             state.learned.settle(job, job.plan, watch.samples, watch.step_s, pricing)
+
+
+def _views(
+    state: State, pricing: Pricing, active: Iterable[Job], going: Mapping[str, Waiting], now: float
+) -> tuple[JobView, ...]:
+    """A job that waits, and that nothing has happened to, keeps its view: a long queue costs next to nothing."""
+    views, resting = [], {}
+    for job in active:
+        watch, known = state.watch(job.id), state.learned.of(job.id)
+        rests = job.state in RESTING and job.id not in going and not watch.held
+        rests = rests and max(watch.hold_until_s, watch.busy_until_s) <= now
+        basis = (job, state.cluster, *known)
+        kept = state.resting.get(job.id) if rests else None
+        if kept is None or len(kept[0]) != len(basis) or any(a is not b for a, b in zip(kept[0], basis, strict=True)):
+            kept = (basis, _view(state, pricing, job, going.get(job.id), now))
+        if rests:
+            resting[job.id] = kept
+        views.append(kept[1])
+    state.resting = resting
+    return tuple(views)
 
 
 def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:
