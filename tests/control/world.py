@@ -47,9 +47,6 @@ class FixedPricing:
     def learnt(self, spec: JobSpec, plan: Plan, known: Known, samples: Iterable[StepSample]) -> Known:
         return known
 
-    def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        return devices
-
     def move_cost(self, specs: Mapping[str, JobSpec]) -> HalfASecond:
         return HalfASecond()
 
@@ -57,6 +54,9 @@ class FixedPricing:
 class HalfASecond:
     def __call__(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> Move:
         return Move(0.5, 0.5)
+
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices
 
     def typical(self, job: JobView) -> float:
         return 0.5

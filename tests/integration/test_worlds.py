@@ -16,12 +16,12 @@ from suika.control.learned import Learned
 from suika.core.job import JobSpec, JobState, parse_job
 from suika.core.snapshot import ScalingCurve
 from suika.plan.curves import curve_of_job
+from suika.reshard.predict import MovePredictor
 from suika.reshard.state import JobShape
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import load
 from suika.simulate.engine import Engine, World
 from suika.simulate.jobs import SimJob
-from suika.simulate.moves import PredictedMoves
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -93,11 +93,11 @@ def play_simulated(specs: dict[str, JobSpec], curves: dict[str, ScalingCurve], c
                 layout = _cut(decision.layout.to_dict())
                 decided.append(Decided(decision.job_id, str(decision.action), layout, len(decision.devices)))
 
-        engine = Engine(World(cluster, tuple(jobs), PredictedMoves(shapes, cluster)), load("suika"), on_cycle=note)
+        engine = Engine(World(cluster, tuple(jobs), MovePredictor.of(shapes, cluster)), load("suika"), on_cycle=note)
         outcome = engine.run()
         return decided, {record.job.id: record.end_s for record in outcome.records}
 
-    moves = PredictedMoves({"llama": JobShape.of(specs["llama"])}, cluster)
+    moves = MovePredictor.of({"llama": JobShape.of(specs["llama"])}, cluster)
     first_step_s = moves.typical(SimJob("llama", 0.0, 1.0, curves["llama"], 1, 8).first_view(curves["llama"]))
     whole_s = min(option.step_s for option in curves["llama"].options)
     submit_s = {"llama": 0.0, "gpt": first_step_s + 10 * whole_s}

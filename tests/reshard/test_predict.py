@@ -89,6 +89,35 @@ def test_ranks_are_placed_as_executors_place_them() -> None:
     assert predictor(view(layout, devices), layout, devices[::-1]).moved_bytes == 0
 
 
+def test_giving_up_everything_is_priced_too() -> None:
+    """Its devices are free when its state is in storage."""
+    predictor = MovePredictor.of({"j": LLAMA_7B}, CLUSTER)
+    move = predictor(view(Layout(tp=4), CLUSTER.devices[:4]), None, ())
+    assert move.pause_s == move.release_s == state_bytes(LLAMA_7B) / 4 / GPU.snapshot_bytes_per_s
+
+
+def test_devices_are_put_in_the_order_that_moves_least_and_groups_stay_whole() -> None:
+    """Random moves: never more bytes than in the order given, and each tensor-parallel group inside one node."""
+    predictor, rng = MovePredictor.of({"j": LLAMA_7B}, CLUSTER), random.Random(3)
+    for _ in range(12):
+        old, new = (rng.choice([Layout(tp=4, pp=2), Layout(tp=8, dp=2), Layout(tp=2, pp=2, dp=4)]) for _ in "ab")
+        nodes = rng.sample(range(8), 4)
+        held = tuple(d for n in nodes[:2] for d in CLUSTER.nodes[n].devices)[: old.num_ranks]
+        gets = tuple(d for n in nodes[1:3] for d in CLUSTER.nodes[n].devices)[: new.num_ranks]
+        job = view(old, held)
+        placed = predictor.place(job, new, gets)
+        assert sorted(placed) == sorted(gets)
+        before = Plan(old.resolve(LLAMA_7B.model), Placement(held))
+        moved = [
+            predict(LLAMA_7B, before, Plan(new.resolve(LLAMA_7B.model), Placement(order)), CLUSTER, GPU).moved_bytes
+            for order in (placed, gets)
+        ]
+        assert moved[0] <= moved[1]
+        groups = [placed[i : i + new.tp] for i in range(0, len(placed), new.tp)]
+        assert all(len({device.node for device in group}) == 1 for group in groups)
+    assert predictor.place(view(None, ()), Layout(tp=4), CLUSTER.devices[:4]) == CLUSTER.devices[:4]
+
+
 def test_stopped_jobs_are_launched_and_read_their_state() -> None:
     predictor = MovePredictor({"j": LLAMA_7B}, CLUSTER, GPU)
     fresh = predictor(view(None, ()), Layout(dp=4), CLUSTER.devices[:4])
@@ -96,5 +125,7 @@ def test_stopped_jobs_are_launched_and_read_their_state() -> None:
     assert fresh.pause_s == GPU.launch_s
     assert resumed.pause_s == pytest.approx(GPU.launch_s + state_bytes(LLAMA_7B) / 4 / GPU.snapshot_bytes_per_s)
     assert state_bytes(LLAMA_7B) == 14 * 6_738_415_616  # 2 + 12 bytes per parameter
-    assert predictor.typical(view(None, (), min_devices=8)) < predictor.typical(view(None, ()))
+    stored = view(None, (), has_state=True)
+    assert predictor.typical(replace(stored, min_devices=8)) < predictor.typical(stored)
+    assert predictor.typical(view(None, ())) == GPU.launch_s
     assert pace_of(CLUSTER) is GPU

@@ -29,6 +29,9 @@ class Flat:
     def __call__(self, job: JobView, layout: Layout | None, devices: tuple[Device, ...]) -> Move:
         return Move(self.pause_s, self.release_s)
 
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices
+
     def typical(self, job: JobView) -> float:
         return self.pause_s
 

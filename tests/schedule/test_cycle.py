@@ -10,7 +10,7 @@ from suika.core.cluster import Device
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.layout import Layout
 from suika.core.quota import Quota
-from suika.core.snapshot import Snapshot
+from suika.core.snapshot import JobView, Snapshot
 from suika.schedule.cycle import CycleResult, run_cycle
 from suika.schedule.policies import load
 
@@ -111,6 +111,21 @@ def test_a_full_swap_is_broken_by_a_stop():
     ]
     assert result.unfinished
     assert "circle" in result.waits["b"].sentence
+
+
+@dataclass(frozen=True)
+class Backwards(Flat):
+    """Least moves if the last device comes first."""
+
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices[::-1]
+
+
+def test_ranks_of_a_move_stand_where_the_least_moves():
+    """Whatever order a policy says; a start's is as said."""
+    state = snapshot("1x4:cpu", on(job("a"), "n0/0"), job("b", submitted_s=1.0), move_cost=Backwards())
+    steps = cycle(state, move("a", "n0/0", "n0/1"), give("b", "n0/2", "n0/3")).steps
+    assert [[device.index for device in step.decision.devices] for step in steps] == [[1, 0], [2, 3]]
 
 
 def test_promised_devices_set_the_earliest_time():

@@ -11,11 +11,11 @@ from suika.core.snapshot import ScalingCurve
 from suika.estimate.calibrate import Calibration
 from suika.estimate.knowledge import Known
 from suika.plan.curves import known_curve
+from suika.reshard.predict import MovePredictor
 from suika.reshard.state import JobShape
 from suika.schedule.policies import load
 from suika.simulate.engine import Engine, World
 from suika.simulate.jobs import SimJob
-from suika.simulate.moves import PredictedMoves
 from suika.simulate.predictor import Predictor
 
 MODEL = {"family": "llama", "layers": 8, "hidden": 256, "ffn": 704, "heads": 8, "vocab": 257}
@@ -37,7 +37,7 @@ def known(**log: float) -> tuple[Known, ...]:
 def steps_s(true: ScalingCurve, told: ScalingCurve) -> float:
     """When the job ends whose true curve is `true`, if the scheduler believes `told`."""
     job = SimJob("a", 0.0, float(SPEC.steps), true, 1, 8)
-    moves = PredictedMoves({"a": JobShape.of(SPEC)}, CLUSTER)
+    moves = MovePredictor.of({"a": JobShape.of(SPEC)}, CLUSTER)
     world = World(CLUSTER, (job,), moves, predictor=Predictor(told={"a": told}))
     (record,) = Engine(world, load("suika")).run().records
     assert record.end_s is not None

@@ -103,14 +103,11 @@ class Actor:
         return Waiting(decision, plan, set(step.after), release_s[job.id])
 
     def _plan(self, job: Job, decision: Decision) -> Plan | None:
-        """The decision as a plan, validated here once; its ranks stand where the fewest bytes have to move."""
+        """The decision as a plan, validated here once."""
         if decision.layout is None:
             return None
-        spec, devices = job.spec, decision.devices
-        if decision.action is Action.REDEPLOY and job.plan is not None:
-            devices = self.pricing.place(spec, job.plan, decision.layout, devices)
-        shape = (spec.model, spec.global_batch, spec.sequence_length)
-        return Plan.checked(decision.layout, devices, *shape, self.state.cluster)
+        shape = (job.spec.model, job.spec.global_batch, job.spec.sequence_length)
+        return Plan.checked(decision.layout, decision.devices, *shape, self.state.cluster)
 
     def _say_why_it_waits(self, job_id: str, reason: Reason) -> None:
         job = self.state.store.job(job_id)

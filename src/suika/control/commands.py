@@ -45,6 +45,9 @@ class MovesWithCommands:
         grace_s = self.graces[job.id] if job.devices else 0.0
         return Move(grace_s + (RESTART_S if devices else 0.0), grace_s)
 
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices if job.id in self.graces else self.moves.place(job, layout, devices)
+
     def typical(self, job: JobView) -> float:
         if job.id not in self.graces:
             return self.moves.typical(job)

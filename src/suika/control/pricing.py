@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from suika.control.commands import MovesWithCommands, command_curve
-from suika.core.cluster import Cluster, Device
+from suika.core.cluster import Cluster
 from suika.core.environment import Environment, Preemption
 from suika.core.job import JobSpec
-from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
 from suika.core.snapshot import MoveCost, ScalingCurve
@@ -20,9 +19,8 @@ from suika.estimate.knowledge import Known, Seen
 from suika.estimate.predict import Setting, estimate_layout, estimate_many
 from suika.plan.curves import known_curve, setting_of_job
 from suika.plan.layouts import BUILT_IN, layout_columns
-from suika.reshard.assignment import assign
+from suika.reshard.predict import MovePredictor
 from suika.reshard.state import JobShape
-from suika.simulate.moves import PredictedMoves
 
 OTHERS_SHOWN = 12  # layouts of the present device count, fastest first
 
@@ -107,14 +105,8 @@ class EstimatedPricing:
     def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:
         shapes = {job_id: _shared(JobShape.of(spec)) for job_id, spec in specs.items() if not spec.rigid}
         graces = {job_id: spec.preemption.grace_s for job_id, spec in specs.items() if spec.rigid}
-        moves = PredictedMoves(shapes, self.cluster)
+        moves = MovePredictor.of(shapes, self.cluster)
         return MovesWithCommands(moves, graces) if graces else moves
-
-    def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """`devices` in the rank order that moves the fewest bytes of a job that runs under `old`."""
-        if spec.rigid:
-            return devices
-        return assign(JobShape.of(spec), old, layout, devices, self.cluster)
 
     def _make_curve(self, spec: JobSpec, known: tuple[Known, ...]) -> ScalingCurve:
         return known_curve(spec, self.cluster, known)

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from suika.control.commands import part_left
 from suika.control.state import State, Waiting
-from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobSpec, JobState
 from suika.core.layout import Layout
 from suika.core.plan import Plan
@@ -39,10 +38,6 @@ class Pricing(Protocol):
 
     def learnt(self, spec: JobSpec, plan: Plan, known: Known, samples: Iterable[StepSample]) -> Known:
         """`known` after the samples of a job that runs under `plan`; the same object if they are no news."""
-        ...
-
-    def place(self, spec: JobSpec, old: Plan, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """`devices` in the rank order that moves the fewest bytes of a job that runs under `old`."""
         ...
 
     def move_cost(self, specs: Mapping[str, JobSpec]) -> MoveCost:

@@ -61,6 +61,10 @@ class MoveCost(Protocol):
         """The move of `job` to `layout` on `devices` in rank order (None and none: it gives everything up)."""
         ...
 
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """`devices` in the rank order in which least of the running `job` moves."""
+        ...
+
     def typical(self, job: JobView) -> float:
         """Pause in seconds of a typical change of `job`, when devices are not known yet."""
         ...
@@ -138,7 +142,7 @@ class Snapshot:
     jobs: tuple[JobView, ...]
     move_cost: MoveCost
     down: frozenset[Device] = frozenset()  # lost or dirty
-    slow: Mapping[Device, float] = field(default_factory=dict, hash=False)  # times as long as their peers: for nobody new
+    slow: Mapping[Device, float] = field(default_factory=dict, hash=False)  # times as long as their peers
     draining: frozenset[str] = frozenset()  # nodes that take no new work and are to be emptied
     promised: Mapping[Device, float] = field(default_factory=dict, hash=False)  # being released: free from that time on
     quotas: Mapping[str, Quota] = field(default_factory=dict, hash=False)  # by tenant; absent: borrows, no maximum

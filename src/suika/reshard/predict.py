@@ -122,24 +122,43 @@ class MovePredictor:
     cluster: Cluster
     pace: Pace
 
-    def __call__(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> Move:
-        """The move of `job` to `layout` on `devices`. A stopped job is launched from its snapshot."""
+    @staticmethod
+    def of(shapes: Mapping[str, JobShape], cluster: Cluster) -> MovePredictor:
+        return MovePredictor(shapes, cluster, pace_of(cluster))
+
+    def __call__(self, job: JobView, layout: Layout | None, devices: tuple[Device, ...]) -> Move:
+        """The move of `job` to `layout` on `devices`. A job that gives up all its devices first writes its state to
+        storage; a stopped one is launched, from there if it has run."""
         shape = self.shapes[job.id]
+        if layout is None or not devices:
+            stored_s = self._storage_s(job, len(job.devices))
+            return Move(stored_s, stored_s)
         if job.devices and job.layout is not None:
             cluster, before, after = self.cluster, job.devices, devices
             if self._uniform:
                 cluster, before, after = renumbered(cluster, before, after)
             return _placed_move(shape, job.layout, before, layout, after, cluster, self.pace)
-        load_s = 0.0
-        if job.has_state:
-            load_s = state_bytes(shape) / len(devices) / self.pace.snapshot_bytes_per_s
-        return Move(self.pace.launch_s + load_s, 0.0, 0)
+        return Move(self.pace.launch_s + (self._storage_s(job, len(devices)) if job.has_state else 0.0), 0.0)
+
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        if not job.devices or job.layout is None:
+            return devices
+        shape = self.shapes[job.id]
+        before = Plan(job.layout.resolve(shape.model), Placement(job.devices))
+        return assign(shape, before, layout.resolve(shape.model), devices, self.cluster)
 
     def typical(self, job: JobView) -> float:
-        """Half of a job's state crosses the network into as many devices as it has (or needs)."""
+        """Of a running job: half of its state crosses the network into as many devices as it has. Of another: its start
+        on its fewest devices."""
+        if not job.devices:
+            return self.pace.launch_s + (self._storage_s(job, job.min_devices) if job.has_state else 0.0)
         links = Links(self.cluster, ())
-        share = state_bytes(self.shapes[job.id]) / 2 / max(len(job.devices), job.min_devices, 1)
+        share = state_bytes(self.shapes[job.id]) / 2 / len(job.devices)
         return self.pace.switch_s + share / (links.bytes_per_s["pod"] * self.pace.efficiency)
+
+    def _storage_s(self, job: JobView, num_devices: int) -> float:
+        """Seconds in which `num_devices` write or read the job's state."""
+        return state_bytes(self.shapes[job.id]) / max(num_devices, 1) / self.pace.snapshot_bytes_per_s
 
     @cached_property
     def _uniform(self) -> bool:

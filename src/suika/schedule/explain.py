@@ -171,6 +171,9 @@ class _Typical:
         pause_s = self.known.typical(job)
         return Move(pause_s, pause_s)
 
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices
+
     def typical(self, job: JobView) -> float:
         return self.known.typical(job)
 
