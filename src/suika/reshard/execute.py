@@ -16,6 +16,7 @@ import torch
 
 from suika.core.cluster import Device
 from suika.reshard.buffers import Side, allocate, check_buffers, same_bits
+from suika.reshard.cells import Cell
 from suika.reshard.exchange import Exchange
 from suika.reshard.moveplan import MovePlan
 from suika.reshard.nearby import Nearby
@@ -125,11 +126,15 @@ class Mover:
         agree that all is well."""
         with self.report.phase("verify"):
             mine = {group: self._sources.of_group(group) for group in self._vouched_for()}
+            mismatch = self._compare_with_neighbours()
             everyone = [unpack_hashes(said) for said in self.transport.all_gather(pack_hashes(mine))]
             self._compare_arrivals(self._compare_replicas(everyone))
-            for verdict in self.transport.all_gather(self._problem.encode()):
-                if verdict:
-                    raise VerificationError(verdict.decode())
+            verdicts = self.transport.all_gather(json.dumps([mismatch, self._problem]).encode())
+        for found, problem in map(json.loads, verdicts):
+            if found:
+                raise ReplicaMismatchError(found)
+            if problem:
+                raise VerificationError(problem)
 
     def _lay_out(self, buffers: Mapping[str, torch.Tensor] | None) -> str:
         """Make everything ready; what keeps this participant from taking part, or nothing."""
@@ -175,8 +180,36 @@ class Mover:
         return [
             group
             for group, demand in enumerate(self.plan.demands)
-            if self.me in demand.holders and (len(demand.holders) > 1 or self._is_relied_on(demand))
+            if self.me in demand.holders
+            and (self._is_relied_on(demand) or (len(demand.holders) > 1 and not self._is_compared(demand)))
         ]
+
+    def _is_compared(self, demand: Demand) -> bool:
+        """Whether its holders look into each other's memory: reading both copies costs less than two hashes."""
+        return self.near is not None and self.near.sees_all(demand.holders)
+
+    def _compare_with_neighbours(self) -> str:
+        """Replicas inside this node whose hashes nobody needs. The holders form a ring; of each cell's ring one edge is
+        left out, another one from cell to cell, so that all of them have as much to read."""
+        near = self.near
+        for group, demand in enumerate(self.plan.demands):
+            holders = demand.holders
+            if self.me not in holders or len(holders) < 2 or not self._is_compared(demand) or near is None:
+                continue
+            if self._is_relied_on(demand):
+                continue  # hashed
+            place = holders.index(self.me)
+            other = holders[(place + 1) % len(holders)]
+            for number, cell in enumerate(self.plan.groups[group].cells):
+                if number % len(holders) == place:
+                    continue
+                if not same_bits(self.old.view(cell), near.sides[0, other].view(cell)):
+                    return self._mismatch(cell, self.me, other)
+        return ""
+
+    def _mismatch(self, cell: Cell, one: int, other: int) -> str:
+        names = " and ".join(self.plan.old.name(p) for p in sorted((one, other)))
+        return f"{cell.key.kind} of {cell.key.tensor}{cell.box} differs between {names}"
 
     def _is_relied_on(self, demand: Demand) -> bool:
         others = set(demand.needers).difference(demand.holders)
@@ -193,9 +226,8 @@ class Mover:
             for other in demand.holders[1:]:
                 differing = np.flatnonzero(found[group] != everyone[other][group])
                 if len(differing):
-                    key, box, _ = self.plan.groups[group].cells[int(differing[0])]
-                    names = " and ".join(self.plan.old.name(p) for p in (first, other))
-                    raise ReplicaMismatchError(f"{key.kind} of {key.tensor}{box} differs between {names}")
+                    cell = self.plan.groups[group].cells[int(differing[0])]
+                    raise ReplicaMismatchError(self._mismatch(cell, first, other))
         return found
 
     def _compare_arrivals(self, sources: Mapping[int, np.ndarray]) -> None:

@@ -83,6 +83,10 @@ class Nearby:
         """Whether the needer reads this stream from the owner's memory: nothing is sent."""
         return {stream.src, stream.dst} <= self.neighbours | {self.me}
 
+    def sees_all(self, holders: Iterable[int]) -> bool:
+        """Whether this participant, one of `holders`, can look into the memory of all others."""
+        return self.neighbours.union((self.me,)).issuperset(holders)
+
     def proven(self, holders: Iterable[int], needer: int) -> bool:
         """Whether `needer`, a neighbour or this participant, compares with an owner's memory instead of hashing."""
         together = self.neighbours | {self.me}
@@ -105,13 +109,18 @@ class Nearby:
         return copied, adopted, ""
 
     def _map(self) -> None:
-        """Map now what `read` will need. A neighbour that got no memory shows nothing: `Mover.agree` will tell."""
+        """Map now what will be read or compared. A neighbour without memory shows nothing: `Mover.agree` will tell."""
         for stream in self.plan.streams:
             if stream.dst == self.me and self.reads(stream):
                 for segment in stream.segments:
                     for cell in self.plan.groups[segment.group].cells:
                         with suppress(KeyError):
                             self.sides[stream.hop, stream.src].view(cell)
+        for group, demand in zip(self.plan.groups, self.plan.demands, strict=True):
+            if self.me in demand.holders and len(demand.holders) > 1 and self.sees_all(demand.holders):
+                other = demand.holders[(demand.holders.index(self.me) + 1) % len(demand.holders)]
+                for cell in group.cells:
+                    self.sides[0, other].view(cell)  # a replica that is compared
 
 
 class _Mapped(dict[str, torch.Tensor]):
