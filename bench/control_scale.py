@@ -112,6 +112,12 @@ def joined(daemon: Daemon, home: Path, nodes: tuple[Node, ...], agents: bool) ->
         agent.wait(30)
 
 
+def settled(daemon: Daemon, nodes: tuple[Node, ...], ended_s: list[float], began_s: float) -> bool:
+    """All nodes offer their devices, and nothing has been left to decide for two seconds."""
+    quiet_s = time.perf_counter() - began_s - ended_s[-1]
+    return len(daemon.roster.found) == len(nodes) and not daemon.controller.state.changed and quiet_s > 2.0
+
+
 def peak_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -143,8 +149,8 @@ def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents: bool) -> d
         with httpx.Client(base_url=daemon.url, headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
             before = len(took_s)
             with joined(daemon, home, nodes, agents):
-                deadline = time.monotonic() + 120
-                while time.monotonic() < deadline and (len(took_s) < before + 5 or daemon.controller.state.changed):
+                deadline = time.monotonic() + 150
+                while time.monotonic() < deadline and not settled(daemon, nodes, ended_s, began_s):
                     time.sleep(0.05)
                 client.get("/v1/jobs")
                 pages_s = [client.get("/v1/jobs?limit=100").elapsed.total_seconds() for _ in range(10)]
