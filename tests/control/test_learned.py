@@ -14,7 +14,7 @@ from world import World
 
 from suika.cli import jobs as commands
 from suika.control.database import DatabaseStore
-from suika.control.learned import Learned, Window
+from suika.control.learned import LESSONS_A_ROUND, Learned, Window
 from suika.control.pricing import EstimatedPricing, per_node
 from suika.control.store import MemoryStore
 from suika.core.cluster import parse_cluster_shorthand
@@ -140,6 +140,35 @@ def test_a_thousand_steady_jobs_cost_nothing(tmp_path: Path) -> None:
         pricing.curve(wanted, learned.of(job.id))
     assert time.process_time() - began < 2.0
     assert pricing._curve.cache_info().misses == misses
+
+
+def test_a_thousand_jobs_that_start_at_once_are_taken_in_over_some_rounds() -> None:
+    pricing, store, wanted = EstimatedPricing(CLUSTER), MemoryStore(), spec()
+    of = plan(Layout(tp=2, dp=2), wanted)
+    learned, found = Learned(store), samples(wanted, of, 2)
+    jobs = [replace(Job(f"j{i}", wanted, float(i)), plan=of) for i in range(3 * LESSONS_A_ROUND)]
+    windows = {job.id: Window() for job in jobs}
+    for window in windows.values():
+        for sample in found:
+            window.add(sample)
+    for round_ in range(1, 4):
+        learned.begin_round()
+        for job in jobs:
+            learned.settle(job, of, windows[job.id], None, pricing)
+        assert sum(bool(learned.own(job.id)) for job in jobs) == round_ * LESSONS_A_ROUND
+
+
+def test_a_change_of_pace_makes_no_price_anew() -> None:
+    store, pricing = MemoryStore(), EstimatedPricing(CLUSTER)
+    job = running(store)
+    learned, window = Learned(store), Window()
+    learned.settle(job, job.plan, window, 0.2, pricing)
+    before = pricing.curve(job.spec, learned.of(job.id))
+    misses = pricing._unpaced.cache_info().misses
+    learned.settle(job, job.plan, window, 0.4, pricing)
+    after = pricing.curve(job.spec, learned.of(job.id))
+    assert [o.step_s for o in after.options] == pytest.approx([2 * o.step_s for o in before.options])
+    assert pricing._unpaced.cache_info().misses == misses
 
 
 class Priced(World):

@@ -22,6 +22,7 @@ from suika.estimate.knowledge import Known, Pool
 
 FIRST_LOOK = 2  # samples of each rank; the next look is at twice as many
 LOOK_EVERY = 32  # samples of each rank between later looks
+LESSONS_A_ROUND = 8  # each makes a job's curve anew: a thousand jobs that start at once are taken in over some rounds
 JOBS_POOLED = 32  # the newest of a device type
 
 
@@ -73,6 +74,7 @@ class Learned:
         self._store = store
         self._jobs: dict[str, dict[str, Known]] = {}
         self._pools: dict[str, Pool] = {}
+        self._lessons_left = LESSONS_A_ROUND
         self.dropped: list[str] = []  # jobs whose record another version wrote
         for (job_id, device_type), record in store.calibrations().items():
             try:
@@ -92,13 +94,19 @@ class Learned:
         """By device type: what the job itself has shown."""
         return dict(self._jobs.get(job_id, {}))
 
+    def begin_round(self) -> None:
+        """Before the calls of `settle` of one round of the controller's loop."""
+        self._lessons_left = LESSONS_A_ROUND
+
     def settle(self, job: Job, plan: Plan, window: Window, step_s: float | None, pricing: Estimator) -> None:
         """Take in what a running job shows: its samples when a look is due, its step time against the prediction."""
         device_type = pricing.device_type(plan)
         before = self._jobs.get(job.id, {}).get(device_type)
         known = before or Known.nothing(self._base(device_type), job.id)
-        if window.due(plan.layout.num_ranks):
-            known = pricing.learnt(job.spec, plan, known, list(window))
+        if self._lessons_left > 0 and window.due(plan.layout.num_ranks):
+            learnt = pricing.learnt(job.spec, plan, known, list(window))
+            self._lessons_left -= learnt is not known
+            known = learnt
         if step_s is not None:
             known = known.paced(step_s / pricing.step_s(job.spec, plan, (known,)))
         if known is before or (known.pace is None and not known.seen):

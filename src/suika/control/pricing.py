@@ -15,9 +15,10 @@ from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
 from suika.core.snapshot import MoveCost, ScalingCurve
+from suika.estimate.calibrate import Calibration
 from suika.estimate.knowledge import Known, Seen
 from suika.estimate.predict import Setting, estimate_layout, estimate_many
-from suika.plan.curves import known_curve, setting_of_job
+from suika.plan.curves import curve_of_job, paced, setting_of_job
 from suika.plan.layouts import BUILT_IN, layout_columns
 from suika.reshard.predict import MovePredictor
 from suika.reshard.state import JobShape
@@ -46,6 +47,7 @@ class EstimatedPricing:
     def __init__(self, cluster: Cluster, cores: int = 0) -> None:
         self.cluster, self.cores = cluster, cores
         self._curve = lru_cache(maxsize=4096)(self._make_curve)
+        self._unpaced = lru_cache(maxsize=4096)(self._make_unpaced)
         self._step_s = lru_cache(maxsize=4096)(self._make_step_s)
 
     def curve(self, spec: JobSpec, known: tuple[Known, ...] = ()) -> ScalingCurve:
@@ -109,7 +111,11 @@ class EstimatedPricing:
         return MovesWithCommands(moves, graces) if graces else moves
 
     def _make_curve(self, spec: JobSpec, known: tuple[Known, ...]) -> ScalingCurve:
-        return known_curve(spec, self.cluster, known)
+        return paced(self._unpaced(spec, tuple(k.calibration for k in known)), known)
+
+    def _make_unpaced(self, spec: JobSpec, calibrations: tuple[Calibration, ...]) -> ScalingCurve:
+        """The costly part, which a change of pace leaves as it is."""
+        return curve_of_job(spec, self.cluster, {c.device_type: c for c in calibrations})
 
     def _make_step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...]) -> float:
         return estimate_layout(self._setting(spec, self.device_type(plan), per_node(plan), known), plan.layout).step_s

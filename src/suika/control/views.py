@@ -65,6 +65,7 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
 
 def _measure(state: State, pricing: Pricing, active: Iterable[Job]) -> None:
     """Have the estimator learn from what running jobs show."""
+    state.learned.begin_round()
     for job in active:
         watch = state.watch(job.id)
         if job.state is JobState.RUNNING and job.plan is not None and not job.spec.rigid:

@@ -46,9 +46,10 @@ def slopes(grid: Grid, log: Mapping[str, float] | None = None) -> tuple[Array, A
     return base, np.stack([*np.broadcast_arrays(base, *columns)[1:], np.ones_like(base)], axis=-1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
-    """Mean and covariance of the log factors, and where they come from. Immutable: `observe` returns the next one."""
+    """Mean and covariance of the log factors, and where they come from. Immutable: `observe` returns the next one.
+    Compared by identity, as what is priced by it is kept under it."""
 
     device_type: str
     mean: Array

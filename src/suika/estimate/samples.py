@@ -82,7 +82,7 @@ def measured_parts(samples: Sequence[StepSample]) -> dict[str, float]:
     return {part: statistics.fmean(rank[part] for rank in ranks) for part in _CLASSES}
 
 
-def predicted_parts(s: Setting, columns: LayoutColumns, log: dict[str, float]) -> dict[str, Array]:
+def predicted_parts(s: Setting, columns: LayoutColumns, log: Mapping[str, Array | float]) -> dict[str, Array]:
     """Seconds of work per rank and step by the same parts, averaged over the stages."""
     p: Price = price(s.grid(columns), log)
     return {k: np.atleast_1d(v) for k, v in p.work_parts_s.items()}
@@ -104,15 +104,19 @@ def calibrate_parts(
     sd = math.hypot(CLASS_SD, SAMPLE_SD / math.sqrt(max(num_samples, 1)))
     weight = num_samples
     for part, classes in _CLASSES.items():
-        log = calibration.log_factors
-        predicted = float(predicted_parts(s, columns, log)[part][0])
         seconds = measured.get(part, 0.0)
-        if seconds <= 0 or predicted <= 0:
+        if seconds <= 0:
+            continue
+        # Row 0: as known; row i: the i-th class of the part moved a little. One price for all.
+        rows = {c: np.full(1 + len(classes), value) for c, value in calibration.log_factors.items()}
+        for i, c in enumerate(classes, start=1):
+            rows[c][i] += STEP
+        found = np.broadcast_to(predicted_parts(s, columns, rows)[part], 1 + len(classes))
+        predicted = float(found[0])
+        if predicted <= 0:
             continue
         slope = np.zeros(len(TERMS))
-        for c in classes:
-            moved = float(predicted_parts(s, columns, log | {c: log[c] + STEP})[part][0])
-            slope[OP_CLASSES.index(c)] = (moved - predicted) / predicted / STEP
+        slope[[OP_CLASSES.index(c) for c in classes]] = (found[1:] - predicted) / predicted / STEP
         slope[-1] = 1.0
         calibration = calibration.observe(slope, math.log(seconds / predicted), sd, weight)
         weight = 0  # the parts of one sample are one sample

@@ -199,8 +199,11 @@ def known_curve(
     recipe: Recipe = BUILT_IN_RECIPE,
 ) -> ScalingCurve:
     """`curve_of_job` after what was learned, by device type: the factors choose among layouts, the pace scales all."""
-    calibrations = {k.device_type: k.calibration for k in known}
-    curve = curve_of_job(spec, cluster, calibrations, space, recipe)
+    return paced(curve_of_job(spec, cluster, {k.device_type: k.calibration for k in known}, space, recipe), known)
+
+
+def paced(curve: ScalingCurve, known: Sequence[Known]) -> ScalingCurve:
+    """`curve` with the pace of each device type that has one."""
     return slowed(curve, {k.device_type: k.pace for k in known if k.pace is not None})
 
 
