@@ -223,10 +223,15 @@ class DurableConformance(StoreConformance):
 
         job = running(store)
         before = (store.jobs(), store.events(), store.heads())
-        with pytest.raises(ZeroDivisionError), store.together():
-            store.put(job.to(JobState.CANCELLED, WHY, ended_s=9.0), News(9.0, "job-cancelled", {}))
-            store.add(Job("j2", spec("b"), 9.0), News(9.0, "submitted", {}))
-            1 / 0  # noqa: B018
+
+        def write_and_fail() -> None:
+            with store.together():
+                store.put(job.to(JobState.CANCELLED, WHY, ended_s=9.0), News(9.0, "job-cancelled", {}))
+                store.add(Job("j2", spec("b"), 9.0), News(9.0, "submitted", {}))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            write_and_fail()
         assert (store.jobs(), store.events(), store.heads()) == before
         assert store.active() == (job,)
         assert store.named("b") == ()
