@@ -63,8 +63,10 @@ def test_what_is_offered_to_jobs_is_what_the_trainer_runs(
     shape = {"global_batch": global_batch, "sequence_length": sequence_length}
     for layout in legal_layouts(model, num_devices, **shape):
         check_runnable(spec, layout)
-    if model is MOE and num_devices in (2, 8):
-        assert max(layout.ep for layout in legal_layouts(model, num_devices, **shape)) == num_devices
+    if num_devices in (2, 8):
+        offered = legal_layouts(model, num_devices, **shape)
+        assert max(layout.ep for layout in offered) == (num_devices if model is MOE else 1)
+        assert max(layout.cp for layout in offered) == (2 if sequence_length == 8192 else 1)
 
 
 @settings(max_examples=40, deadline=None)

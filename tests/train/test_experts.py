@@ -33,6 +33,13 @@ def test_biases_of_experts_over_tp() -> None:
     assert max_loss_difference(run(spec, Layout(tp=2, dp=2, ep=2, zero=0, micro_batch=2), 5), twin(spec, 5)) < 1e-9
 
 
+def test_bf16_stays_within_its_rounding() -> None:
+    """Routing is done in fp32 whatever the weights are."""
+    spec = job(moe(experts=4, layers=2), "bf16")
+    results = run(spec, Layout(cp=2, dp=2, ep=4, micro_batch=2), 5)
+    assert max_loss_difference(results, twin(spec, 5)) < 5e-3
+
+
 def test_moves_of_experts() -> None:
     """Experts change ranks, lose and gain replicas; copies are compared bit by bit at each stop."""
     spec = job(moe())
