@@ -353,9 +353,10 @@ class Api:
         return self.controller.pricing.step_s(job.spec, plan, self.state.learned.of(job.id))
 
     def _estimate(self, job: Job) -> dict[str, Any] | None:
-        """The estimator's word on a job that has a plan: predicted and measured, other layouts, what it learned."""
+        """The estimator's word on a training job that has a plan: predicted and measured, other layouts, what it
+        learned. A command is one step, whose length is its user's word."""
         plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
-        if plan is None:
+        if plan is None or job.spec.rigid:
             return None
         return explained(job, plan, self.state.watch(job.id).step_s, self.state.learned, self.controller.pricing)
 
