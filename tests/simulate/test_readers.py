@@ -196,3 +196,49 @@ def test_measured_times_name_a_layout_for_each_shape(shared_data: Path):
     assert best[64].layout.tp == 4
     with pytest.raises(SpecError, match="known: "):
         models.curve("gpt5")
+
+
+NASTY = ("", "NaN", "inf", "-1", "1e400", "9" * 30, "x", "null", '"', "a,b", "2020-13-45", "[]", "1.5", "gres/gpu=")
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name != "philly"])
+def test_any_cell_may_be_dirty(name: str, tmp_path: Path):
+    """Each cell of each row, the header's too, with each nasty value: listed with its line, or a user's error."""
+    rows = SAMPLES[name].splitlines()
+    between = "|" if name == "sacct" else ","
+    for place, row in enumerate(rows):
+        for column in range(len(row.split(between))):
+            for value in NASTY:
+                cells = row.split(between)
+                cells[column] = value
+                dirty = [*rows[:place], between.join(cells), *rows[place + 1 :]]
+                try:
+                    trace = read_trace(write(tmp_path, "\n".join(dirty) + "\n"), name)
+                except SpecError:
+                    continue
+                assert len(trace.jobs) + len(trace.dirty) <= len(rows)
+                assert all(job.id and job.devices > 0 and 0 < job.duration_s < 1e300 for job in trace.jobs)
+                assert all(row.reason and row.line >= 1 for row in trace.dirty)
+
+
+@pytest.mark.parametrize("value", [None, -1, 1e400, "x", [], {}, [1], True, {"gpus": 3}])
+def test_any_part_of_a_philly_entry_may_be_dirty(value: object, tmp_path: Path):
+    for key in ("jobid", "vc", "submitted_time", "attempts"):
+        entries = json.loads(SAMPLES["philly"])
+        entries[0][key] = value
+        trace = read_trace(write(tmp_path, json.dumps(entries)), "philly")
+        assert len(trace.jobs) + len(trace.dirty) == len(entries)
+    for key in ("start_time", "end_time", "detail"):
+        entries = json.loads(SAMPLES["philly"])
+        entries[0]["attempts"][-1][key] = value
+        trace = read_trace(write(tmp_path, json.dumps(entries)), "philly")
+        assert len(trace.jobs) + len(trace.dirty) == len(entries)
+
+
+def test_a_missing_column_and_an_endless_cell_are_named(tmp_path: Path):
+    text = SAMPLES["rubick"].replace("application", "app", 1)
+    with pytest.raises(SpecError, match="has no column application"):
+        read_trace(write(tmp_path, text), "rubick")
+    trace = read_trace(write(tmp_path, SAMPLES["suika"] + "x" * 200_000 + "\n"), "suika")
+    assert len(trace.jobs) == 2
+    assert trace.dirty[0].line == 4

@@ -60,7 +60,7 @@ def read_trace(path: str | Path, format: str = "auto", time_unit: str | None = N
     from suika.simulate.readers import FORMATS, detect
 
     path = Path(path)
-    text = _text(path)
+    text = text_of(path)
     if format == "auto":
         format = detect(text)
     if format not in FORMATS:
@@ -77,7 +77,8 @@ def read_trace(path: str | Path, format: str = "auto", time_unit: str | None = N
     return Trace(path.name, format, shifted, tuple(dirty))
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text in a file, unpacked if it is `.gz`; raises `SpecError` if it cannot be read."""
     try:
         raw = path.read_bytes()
         if path.suffix == ".gz":
@@ -103,6 +104,8 @@ def _sift(rows: Iterator[Row]) -> tuple[list[TraceJob], list[DirtyRow]]:
 
 
 def _problem(job: TraceJob, seen: dict[str, int]) -> str:
+    if not job.id:
+        return "has no id"
     if job.id in seen:
         return f"duplicate id {job.id}, first on line {seen[job.id]}"
     if job.devices < 1:

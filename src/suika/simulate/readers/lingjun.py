@@ -7,16 +7,14 @@ up.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from suika.core.errors import SpecError
-from suika.simulate.readers.rows import EMPTY, csv_rows, moment, span
-from suika.simulate.trace import BadRowError, Row, TraceJob, lines
+from suika.simulate.readers.rows import EMPTY, csv_rows, csv_rows_of, moment, span
+from suika.simulate.trace import BadRowError, Row, TraceJob, text_of
 
 DATE = ("%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S")
 
@@ -42,19 +40,14 @@ def read(text: str, path: Path, time_unit: str | None) -> Iterator[Row]:
 
 def _devices(path: Path) -> Counter[str]:
     """GPUs per job name, from the worker table beside the job table."""
-    for name in ("worker.csv", "worker.csv.gz"):
-        beside = path.with_name(name)
-        if beside.is_file():
-            raw = beside.read_bytes()
-            text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode("utf-8-sig")
-            break
-    else:
+    beside = next((at for name in ("worker.csv", "worker.csv.gz") if (at := path.with_name(name)).is_file()), None)
+    if beside is None:
         raise SpecError("jobs", str(path), "no worker.csv beside it", "the trace says the GPUs of a job only there")
     found: Counter[str] = Counter()
-    for row in csv.DictReader(lines(text)):
+    for _, row in csv_rows_of(text_of(beside)):
         try:
-            resources = json.loads(row.get("RES") or "{}")
-            found[row["job_name"]] += int(float(resources.get("nvidia.com/gpu", 0)))
-        except (ValueError, TypeError, AttributeError):
+            resources = json.loads((row or {}).get("RES") or "{}")
+            found[(row or {})["job_name"]] += int(float(resources.get("nvidia.com/gpu", 0)))
+        except (ValueError, TypeError, AttributeError, OverflowError, KeyError):
             continue  # a worker without a readable resource text holds no GPUs that we know of
     return Counter({name: num for name, num in found.items() if num > 0})

@@ -34,15 +34,21 @@ def read(text: str, path: Path, time_unit: str | None) -> Iterator[Row]:
 def _job(entry: Any) -> TraceJob:
     if not isinstance(entry, dict) or not isinstance(entry.get("jobid"), str):
         raise BadRowError("has no jobid")
-    attempts = [a for a in entry.get("attempts") or [] if isinstance(a, dict)]
+    attempts = [a for a in _list(entry, "attempts") if isinstance(a, dict)]
     if not attempts:
         raise BadRowError("was never started")
     started_s = min(moment(_texts(a), "start_time") for a in attempts)
     ended_s = max(moment(_texts(a), "end_time") for a in attempts)
-    detail = attempts[-1].get("detail") or []
-    num = sum(len(part.get("gpus") or []) for part in detail if isinstance(part, dict))
+    num = sum(len(_list(part, "gpus")) for part in _list(attempts[-1], "detail") if isinstance(part, dict))
     submit_s = moment(_texts(entry), "submitted_time")
     return TraceJob(entry["jobid"], submit_s, num, span(started_s, ended_s), tenant=str(entry.get("vc") or "default"))
+
+
+def _list(record: dict[str, Any], key: str) -> list[Any]:
+    found = record.get(key) or []
+    if not isinstance(found, list):
+        raise BadRowError(f"{key} is no list")
+    return found
 
 
 def _texts(record: dict[str, Any]) -> dict[str, str]:

@@ -23,12 +23,21 @@ def csv_rows(text: str, job: Callable[[Mapping[str, str]], TraceJob | None], del
                 yield line, found
         except BadRowError as bad:
             yield line, bad
+        except KeyError as missing:
+            yield line, BadRowError(f"has no column {missing.args[0]}")
 
 
 def csv_rows_of(text: str, delimiter: str = ",") -> Iterator[tuple[int, Mapping[str, str] | None]]:
     """(line, cells by column) of each data row; None for one that does not fit the header."""
     reader = csv.DictReader(lines(text), delimiter=delimiter)
-    for row in reader:
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:  # e.g. a cell longer than any real one
+            yield reader.line_num + 1, None
+            continue
         fits = None not in row and None not in row.values()
         yield reader.line_num, {key.strip(): value.strip() for key, value in row.items()} if fits else None
 
