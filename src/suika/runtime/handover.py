@@ -149,7 +149,8 @@ class Handover:
             if self._carriage is not None:
                 self._carriage.restore()
             raise AbortedError(f"generation {self.number} was called off")
-        self._live = self._carriage = None  # what is not kept may go
+        if self.new is not None:
+            self._live = self._carriage = None  # what is not kept may go
 
     def _move(self, step: int | None) -> MoveReport:
         """Weights, then the rest; with `weights_first` the new program computes its next step's gradients meanwhile."""

@@ -14,6 +14,7 @@ import os
 import queue
 import resource
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -47,7 +48,11 @@ def main(channel: Channel, launch: Mapping[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor per buffer, and neighbours' in a move
     job = RankJob.of(launch)
     keep_to_a_core(job.device.index)
-    Rank(channel, job).run()
+    rank = Rank(channel, job)
+    rank.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the kernel frees it all, cheaper than destructors, beside others that take their first step
 
 
 def keep_to_a_core(index: int) -> None:
@@ -68,6 +73,7 @@ class Rank:
         self._profiler: Profiler | None = None
         self._saver = Saver(job, self._say)
         self._retired: list[Callable[[], None]] = []
+        self._kept_to_the_end: Any = None
         self._switched = threading.Event()  # the main thread has gone over to a committed generation
         self._wants_stop = self._wants_save = False
 
@@ -217,11 +223,12 @@ class Rank:
             return
         old, self._live, self._handover = self._live, handover.new, None
         self._switched.set()
-        self._retired = [handover.close]
-        if old is not None:
-            self._retired.append(partial(process_groups.destroy, old.groups))  # its memory is free already
-        if self._live is None:
-            self._retired = []  # a leaver is told to go at once: its end closes everything, and cheaper
+        if self._live is not None:
+            self._retired = [handover.close]
+            if old is not None:
+                self._retired.append(partial(process_groups.destroy, old.groups))  # its memory is free already
+        else:
+            self._kept_to_the_end = old, handover  # a leaver is told to go at once, and that frees everything
 
     def _retire(self) -> None:
         """Once the pause is over: close what the last move left over, and give its memory back to the system."""
