@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from suika.agent.inventory import CpuDevices, NvidiaDevices, short_name
+from suika.agent.inventory import CpuDevices, NvidiaDevices, short_name, with_descendants
 from suika.core.errors import SpecError
 
 MIB = 1 << 20
@@ -64,3 +66,18 @@ def test_names_are_those_of_the_device_catalog() -> None:
     assert CpuDevices(4).dirty([1]) == {}
     with pytest.raises(SpecError):
         CpuDevices(0)
+
+
+def test_what_a_process_of_ours_started_is_ours() -> None:
+    nap = "import subprocess, time; subprocess.Popen(['/bin/sleep', '60']); print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", nap], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = with_descendants([child.pid, 2**22 + 1])  # the second is nobody
+        assert len(found) == 3
+        assert found == with_descendants({os.getpid()}) & found | {2**22 + 1}
+    finally:
+        for pid in with_descendants([child.pid]):
+            os.kill(pid, 9)
+        child.wait()

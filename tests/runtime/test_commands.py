@@ -255,6 +255,23 @@ def test_who_does_not_heed_the_signal_is_killed(gang: Callable[..., Gang], deadl
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_b60_a_notice_while_it_sets_up_is_heard_at_once(gang: Callable[..., Gang]) -> None:
+    """What has not begun has nothing to save; nobody waits for its set-up, nor for a grace."""
+    run = gang("early", ["/bin/true"], "a0 b0", environment={"setup": ["/bin/sleep", "100"]})
+    run.start()
+    _until(lambda: sum(len(psutil.Process(p.pid).children()) for p in run.family()) == 2, "its set-up on both nodes")
+    family, began_s = run.family(), time.monotonic()
+    run.run.preempt(30.0)
+    ended = run.wait(Ended)
+    assert (ended.outcome, ended.error) == (Outcome.PREEMPTED, None)
+    assert time.monotonic() - began_s < 10
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert not left
+    run.start(2)  # and it may be asked to begin again
+    run.run.kill()
+    assert run.wait(Ended).outcome == Outcome.KILLED
+
+
 @pytest.mark.parametrize("how", ["kill", "rank", "shepherd"])
 def test_nothing_of_a_command_is_left(gang: Callable[..., Gang], how: str) -> None:
     """B54: children asleep, one of them in a session of its own, go within 10 s, whoever was killed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from suika.core.errors import SpecError, require
@@ -72,6 +73,22 @@ class NvidiaDevices:
             elif used > IDLE_BYTES:
                 found[index] = f"{used >> 20} MiB are in use by nobody"
         return found
+
+
+def with_descendants(pids: Collection[int]) -> set[int]:
+    """`pids` and all that they started: a command's programs are children of ours."""
+    found, new = set(pids), list(pids)
+    while new:
+        with suppress(OSError):
+            folder = Path(f"/proc/{new[-1]}/task")
+            lists = [(task / "children").read_text().split() for task in folder.iterdir()]
+            children = {int(pid) for pids_ in lists for pid in pids_} - found
+            new.pop()
+            new += children
+            found |= children
+            continue
+        new.pop()  # it is gone
+    return found
 
 
 def short_name(name: str) -> str:

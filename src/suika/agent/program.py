@@ -24,7 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from suika.agent import lock
 from suika.agent.forks import Forks
-from suika.agent.inventory import Inventory
+from suika.agent.inventory import Inventory, with_descendants
 from suika.agent.link import PROTOCOL, LinkError, Message, Wire
 from suika.agent.rules import Rules
 from suika.agent.words import MOST_LOG_BYTES, MOST_LOGS
@@ -150,7 +150,7 @@ class Agent:
             self._controller = answer["controller"]
             self._wire.connect(lambda frame: connection.send(json.dumps(frame)), answer["received"])
         if anew:
-            self._tell_dirty(self._inventory.dirty(tuple(self._pids.values())))
+            self._tell_dirty(self._dirty())
         return float(answer["lease_s"])
 
     def _serve(self, connection: ClientConnection, lease_s: float) -> None:
@@ -271,9 +271,12 @@ class Agent:
         if not self._inventory.checks:
             return
         deadline = time.monotonic() + CLEAN_WAIT_S
-        while (dirty := self._inventory.dirty(self._pids.values())) and time.monotonic() < deadline:
+        while (dirty := self._dirty()) and time.monotonic() < deadline:
             time.sleep(0.1)
         self._tell_dirty(dirty)
+
+    def _dirty(self) -> dict[int, str]:
+        return self._inventory.dirty(with_descendants(tuple(self._pids.values())))
 
     def _tell_dirty(self, dirty: dict[int, str]) -> None:
         self._wire.put({"event": "devices", "dirty": {str(index): why for index, why in dirty.items()}})

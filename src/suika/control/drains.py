@@ -71,7 +71,8 @@ class Drains:
     def _hurry(self, drain: Drain, left: list[Job], until_s: float, now: float) -> None:
         for job in left:
             grace_s = job.spec.preemption.grace_s if job.spec.rigid else min(SAVE_S, (until_s - drain.since_s) / 2)
-            if job.state is JobState.RUNNING and job.spec.stoppable and now >= until_s - grace_s - MARGIN_S:
+            up = job.state in (JobState.RUNNING, JobState.STARTING) and self._state.watch(job.id).run is not None
+            if up and job.spec.stoppable and now >= until_s - grace_s - MARGIN_S:
                 for waiting in [w for w in self._state.waiting if w.decision.job_id == job.id]:
                     drop(self._state, waiting, f"{drain.node} must be empty soon")
                 reason = Reason(ReasonCode.DRAIN, f"{drain.node} must be empty soon and there is no room elsewhere")

@@ -41,6 +41,10 @@ class _Over(Exception):  # noqa: N818  # every rank has ended, or one has failed
     pass
 
 
+class _StopWanted(Exception):  # noqa: N818  # it is to give up its devices while it comes up
+    pass
+
+
 class _NoStartError(Exception):
     """A rank cannot start; `code` is what its command would have ended with."""
 
@@ -69,8 +73,9 @@ class CommandRun:
         self.step = 0  # 1 once it has finished
         self.emit = on_event
         self.gang = Gang(job_id, processes, lambda member, message: None, self.limits)
+        self._starting = False
         self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._killed = self._closed = False
+        self._killed = self._closed = self._stop_wanted = False
         self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
         self._thread.start()
 
@@ -81,7 +86,9 @@ class CommandRun:
         return self.command(lambda: self._start(plan, generation))
 
     def preempt(self, deadline_s: float | None = None) -> Future[Ended]:
-        """Signal, grace (at most `deadline_s`), SIGKILL; then all devices are given up."""
+        """Signal, grace (at most `deadline_s`), SIGKILL; then all devices are given up. What is still coming up, or
+        setting up, has nothing to save and is ended at once."""
+        self._stop_wanted = True
         return self.command(lambda: self._preempt(deadline_s))
 
     def redeploy(self, *_: Any) -> Future[Redeployment]:
@@ -142,13 +149,25 @@ class CommandRun:
         """A kill; a rank that could not start; ranks that have ended: all of them, or one that failed."""
         if self._killed:
             self._killed = False
-            if self.gang.members:
+            asked = self._forget_commands()
+            if self.gang.members or asked:
                 raise _Killed
+        if self._stop_wanted and self._starting:
+            raise _StopWanted
         for member in self.ranks.values():
             if failed := self._said(member, "no-start"):
                 raise _NoStartError(member, failed)
         if self.ranks and (self._failures() or all(self._said(m, "exited") for m in self.ranks.values())):
             raise _Over
+
+    def _forget_commands(self) -> bool:
+        """What was asked for before a kill is not done any more; whether there was anything."""
+        found = False
+        while not self._commands.empty():
+            future, _ = self._commands.get()
+            future.cancel()
+            found = True
+        return found
 
     def _said(self, member: Member, say: str) -> Message | None:
         return member.said.get((say, self.generation))
@@ -163,7 +182,7 @@ class CommandRun:
         if self.ranks:
             raise CannotError(f"job {self.job_id} runs already")
         began_s = time.monotonic()
-        self.generation, self.plan = generation, plan
+        self.generation, self.plan, self._starting = generation, plan, True
         self.ranks = {device: self._spawn(device) for device in plan.devices}
         gather, members = self.gang.gather, list(self.ranks.values())
         first = gather("place", generation, members, self.limits.launch_s, self._check)[0]
@@ -177,6 +196,7 @@ class CommandRun:
         for member in members:
             self.gang.tell([member], "start", variables=given[member])
         gather("running", generation, members, self.limits.launch_s, self._check)
+        self._starting = False
         self.emit(Started(self.job_id, generation, 0, time.monotonic() - began_s, plan.devices))
         return 0
 
@@ -191,19 +211,20 @@ class CommandRun:
         if not self.ranks:
             raise CannotError(f"job {self.job_id} does not run")
         grace_s = self.spec.preemption.grace_s if deadline_s is None else min(self.spec.preemption.grace_s, deadline_s)
-        running = [member for member in self.ranks.values() if not self._said(member, "exited")]
+        begun = [member for member in self.ranks.values() if self._said(member, "running")]
+        running = [member for member in begun if not self._said(member, "exited")]
         self.gang.tell(running, "signal", signal=self.spec.preemption.signal, grace_s=grace_s)
-        self._await_exits(grace_s + self.limits.end_s)
-        codes = [said["code"] if (said := self._said(m, "exited")) else None for m in self.ranks.values()]
+        self._await_exits(begun, grace_s + self.limits.end_s)
+        codes = [said["code"] if (said := self._said(m, "exited")) else None for m in begun]
         late = sum(code is None or code == -9 for code in codes)
         error = f"{late} of {len(codes)} ranks were still there after {grace_s:.0f} s" if late else None
         return self._end(Outcome.PREEMPTED, error)
 
-    def _await_exits(self, timeout_s: float) -> None:
-        """Until every rank's program is over, or the time is; an owner's kill is left for later."""
+    def _await_exits(self, members: list[Member], timeout_s: float) -> None:
+        """Until the programs of `members` are over, or the time is; an owner's kill is left for later."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not self._killed:
-            if all(self._said(member, "exited") or not member.alive for member in self.ranks.values()):
+            if all(self._said(member, "exited") or not member.alive for member in members):
                 return
             with suppress(DiedError):  # one more that has ended
                 self.gang.pump()
@@ -236,7 +257,7 @@ class CommandRun:
             return
         rest = [member for member in self.ranks.values() if not self._said(member, "exited")]
         self.gang.tell(rest, "signal", signal="SIGTERM", grace_s=min(_LAST_WORDS_S, self.spec.preemption.grace_s))
-        self._await_exits(_LAST_WORDS_S + self.limits.end_s)
+        self._await_exits(rest, _LAST_WORDS_S + self.limits.end_s)
         _, code, member = failures[0]
         rank = list(self.ranks).index(member.device) if member.device else 0
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -250,7 +271,9 @@ class CommandRun:
             self._end(Outcome.LOST, str(again) or repr(again))
 
     def _end_for(self, error: BaseException) -> None:
-        if isinstance(error, _Over):
+        if isinstance(error, _StopWanted):
+            self._preempt(0.0)
+        elif isinstance(error, _Over):
             self._end_with_codes()
         elif isinstance(error, _Killed):
             self._end(Outcome.KILLED, "ended by its owner")
@@ -265,6 +288,7 @@ class CommandRun:
     def _end(self, outcome: Outcome, error: str | None, dead: tuple[Device, ...] = (), **more: Any) -> Ended:
         """Kill what is left, then say how it ended."""
         self.gang.kill(self.gang.members.copy().values())
+        self._starting = self._stop_wanted = False
         devices, self.ranks = tuple(self.ranks), {}
         ended = Ended(self.job_id, self.generation, outcome, self.step, None, 0, error, dead, **more)
         self.emit(Released(self.job_id, self.generation, devices))
