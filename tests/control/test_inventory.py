@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from suika.agent.inventory import CpuDevices, NvidiaDevices, short_name, with_descendants
+from suika.agent.program import Agent
+from suika.core.cluster import Node
 from suika.core.errors import SpecError
 
 MIB = 1 << 20
@@ -81,3 +84,16 @@ def test_what_a_process_of_ours_started_is_ours() -> None:
         for pid in with_descendants([child.pid]):
             os.kill(pid, 9)
         child.wait()
+
+
+def test_a_dirty_device_is_looked_at_again_until_it_is_clean(tmp_path: Path) -> None:
+    found = {0: "4 MiB are in use by nobody"}
+    inventory = SimpleNamespace(dirty=lambda own: dict(found), checks=True, num_devices=1, device_type="A100")
+    agent = Agent("http://x", "token", Node("n0", 1, "A100"), tmp_path, SimpleNamespace(), inventory)
+    agent._tell_dirty(agent._dirty())
+    agent._look_again()
+    found.clear()
+    agent._look_again()
+    agent._look_again()
+    said = [event["dirty"] for event in agent._wire.unacknowledged()]
+    assert said == [{"0": "4 MiB are in use by nobody"}, {}]

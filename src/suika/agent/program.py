@@ -73,6 +73,7 @@ class Agent:
         self._awaited: int | None = 0  # the replay that is still to come: until then nothing else is news
         self._forks_ended = False
         self._pids: dict[str, int] = {}  # of the live processes
+        self._told_dirty: dict[int, str] = {}
         self._refused: set[str] = set()  # processes that were not started, until they are told to go
         self._connection: ClientConnection | None = None
         self._stopped = threading.Event()
@@ -171,6 +172,7 @@ class Agent:
             elif now - heard_s > lease_s:
                 raise TimeoutError(f"the controller has been silent for {lease_s:.0f} s")
             if text is None or now - beaten_s > beat_s:
+                self._look_again()
                 self._wire.beat()
                 beaten_s = now
             if self._forks_ended:
@@ -278,7 +280,13 @@ class Agent:
     def _dirty(self) -> dict[int, str]:
         return self._inventory.dirty(with_descendants(tuple(self._pids.values())))
 
+    def _look_again(self) -> None:
+        """A device that was dirty may have become clean by itself."""
+        if self._told_dirty and (dirty := self._dirty()) != self._told_dirty:
+            self._tell_dirty(dirty)
+
     def _tell_dirty(self, dirty: dict[int, str]) -> None:
+        self._told_dirty = dirty
         self._wire.put({"event": "devices", "dirty": {str(index): why for index, why in dirty.items()}})
 
     def _note(self, text: str) -> None:

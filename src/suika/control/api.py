@@ -23,7 +23,6 @@ from suika.control.store import Head, News
 from suika.control.submit import admit, check_options, resized
 from suika.control.usage import UsageBook
 from suika.control.views import take_snapshot
-from suika.control.usage import UsageBook
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import ConflictError, NotFoundError, require
