@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_cases import curve, mean_jct_s, random_jobs, sim_job, simulate, world
 
-from suika.core.cluster import Device
+from suika.core.cluster import Cluster, Device, Node
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.layout import Layout
 from suika.core.quota import Quota
-from suika.core.snapshot import JobView, Move, Snapshot
+from suika.core.snapshot import JobView, Move, Option, ScalingCurve, Snapshot
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import NAMES, load
 from suika.simulate.charge import decision_s
@@ -278,3 +278,67 @@ def test_a_device_fails_alone():
     assert (a.lost_steps, a.num_moves) == (0.0, 0)
     assert b.lost_steps > 0
     assert b.num_moves == 1
+
+
+def mixed_curve() -> ScalingCurve:
+    """On A100 nodes a step takes three times as long as on H100 nodes, in the same shapes and layouts."""
+    options = [
+        Option((num,), Layout(dp=num), (3.0 if kind == "A100" else 1.0) / num**0.8, kind)
+        for kind in ("A100", "H100")
+        for num in (1, 2, 4, 8)
+    ]
+    return ScalingCurve(tuple(options))
+
+
+def test_a_job_runs_at_the_pace_of_the_devices_that_it_is_on():
+    """The same shape and layout on two types: 100 steps take 100 s on one, 300 s on the other."""
+    cluster = Cluster((Node("n0", 8, "H100"), Node("n1", 8, "A100")))
+    jobs = [sim_job(name, 0.0, 100.0, mixed_curve()) for name in "ab"]
+    where = replace(world(*jobs), cluster=cluster)
+    a, b = Engine(where, Script({0.0: {"a": devices(1), "b": devices(1, node=1)}})).run().records
+    launch_s = 10.0 + decision_s(16, 2)
+    assert a.end_s == pytest.approx(launch_s + 100.0)
+    assert b.end_s == pytest.approx(launch_s + 300.0)
+
+
+@pytest.mark.parametrize("policy", ["suika", "gavel", "fifo"])
+def test_both_types_of_devices_are_used_and_no_job_spans_them(policy: str):
+    """The engine asserts that no gang stands on two types."""
+    cluster = Cluster((Node("n0", 8, "H100"), Node("n1", 8, "A100")))
+    jobs = [replace(job, curve=mixed_curve(), max_devices=8) for job in random_jobs(4, num=12, load=2.0)]
+    used: set[str] = set()
+
+    def note(result: CycleResult) -> None:
+        used.update(device.node for decision in result.decisions for device in decision.devices)
+
+    Engine(replace(world(*jobs), cluster=cluster), load(policy), on_cycle=note).run()
+    assert used == {"n0", "n1"}
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["suika", "srtf"]))
+def test_guarantees_hold_at_every_cycle_and_nobody_starves(seed: int, policy: str):
+    """Moves take time here: an owner without its due while others borrow has to wait for a move only."""
+    quotas = {"red": Quota(guarantee=8, max=12), "blue": Quota(guarantee=8)}
+    known = curve(0.8, sizes=tuple(range(1, 9)))
+    jobs = [
+        replace(job, curve=known, min_devices=1, max_devices=8, requested_devices=1, num_steps=min(job.num_steps, 2e3))
+        for job in random_jobs(seed, num=14, load=2.0)
+    ]
+
+    def check(result: CycleResult) -> None:
+        state, gets = result.snapshot, {d.job_id: len(d.devices) for d in result.decisions}
+        held = dict.fromkeys(quotas, 0)
+        for view in state.jobs:
+            held[view.tenant] += gets.get(view.id, len(view.devices))
+        assert held["red"] <= 12
+        if result.unfinished or state.promised or any(view.locked_at(state.now_s) for view in state.jobs):
+            return
+        for view in state.jobs:
+            waits = not gets.get(view.id, len(view.devices))
+            other = next(tenant for tenant in quotas if tenant != view.tenant)
+            if waits and held[view.tenant] < 8:
+                assert held[other] <= 8, f"{view.id} waits while {other} borrows"
+
+    outcome = Engine(world(*jobs, quotas=quotas), load(policy), on_cycle=check).run()
+    assert all(record.end_s is not None for record in outcome.records)

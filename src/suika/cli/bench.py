@@ -23,6 +23,7 @@ BENCHES: dict[str, str] = {
     "redeploy": "Pause and bandwidth of real moves against checkpoint and restart.",
     "recover": "Times to come up, to notice a death, to train again, and to call a move off.",
     "decide": "Time of a scheduling decision by cluster size.",
+    "charge": "The formula by which simulations charge decisions, fitted anew.",
     "estimate": "Errors of the estimator, family by family.",
     "emulate": "A workload in the simulator, and through the real controller on emulated devices.",
     "schedule": "Completion times under Suika's policy and every rival.",

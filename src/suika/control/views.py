@@ -59,6 +59,7 @@ def take_snapshot(state: State, pricing: Pricing) -> Snapshot:
         down=frozenset(state.down),
         draining=state.store.draining(),
         quotas=state.quotas,
+        slow={device: times for watch in state.watches.values() for device, times in watch.stragglers.slow.items()},
         promised={device: max(until, now + SOON_S) for device, until in state.releasing.items()},
     )
 

@@ -1,7 +1,7 @@
 """Decision time, charged in simulation by a formula, so that a simulation can be replayed exactly.
 
-The constants are fitted to `suika bench decide` (docs/numbers/schedule.md says when and on what): the p50 of a whole
-decision is about BASE_S + PER_JOB_S x jobs + PER_DEVICE_S x devices. Every policy is charged the same.
+`suika bench charge` fits the constants to the medians of `suika bench decide` (docs/numbers/schedule.md says when and on
+what): a whole decision takes about BASE_S + PER_JOB_S x jobs + PER_DEVICE_S x devices. Every policy is charged the same.
 """
 
 from __future__ import annotations

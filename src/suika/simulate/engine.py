@@ -386,7 +386,10 @@ class Engine:
         per_node = Counter(self.fabric.node_of[live.positions].tolist())
         shape = tuple(sorted(per_node.values(), reverse=True))
         assert live.layout is not None
-        step_s = live.job.true_step_s.get((shape, live.layout))
+        kinds = {self.world.cluster.nodes[node].device_type for node in per_node}
+        assert len(kinds) == 1, f"{live.job.id} stands on devices of several types: {sorted(kinds)}"
+        known = live.job.true_step_s
+        step_s = known.get((shape, live.layout, kinds.pop()), known.get((shape, live.layout, "")))
         assert step_s is not None, f"{live.job.id}: {live.layout} on {shape} is not an option of it"
         return 1.0 / (step_s * float(self.times[live.positions].max()))
 

@@ -10,6 +10,8 @@ from suika.core.job import JobState
 from suika.core.layout import Layout
 from suika.core.snapshot import JobView, Option, ScalingCurve
 
+Place = tuple[tuple[int, ...], Layout, str]
+
 
 @dataclass(frozen=True)
 class SimJob:
@@ -49,8 +51,8 @@ class SimJob:
         )
 
     @property
-    def true_step_s(self) -> Mapping[tuple[tuple[int, ...], Layout], float]:
-        """Seconds per step by (shape, layout)."""
+    def true_step_s(self) -> Mapping[Place, float]:
+        """Seconds per step by (shape, layout, device type); the type is "" where the curve holds for any."""
         return _true_step_s(self.curve)
 
     @cached_property
@@ -74,14 +76,14 @@ class SimJob:
         return min(o.step_s for o in self._in_range if o.num_devices == smallest)
 
 
-_tables: dict[int, tuple[ScalingCurve, dict[tuple[tuple[int, ...], Layout], float]]] = {}
+_tables: dict[int, tuple[ScalingCurve, dict[Place, float]]] = {}
 
 
-def _true_step_s(curve: ScalingCurve) -> Mapping[tuple[tuple[int, ...], Layout], float]:
+def _true_step_s(curve: ScalingCurve) -> Mapping[Place, float]:
     """Remembered per curve object: jobs of one model share it."""
     found = _tables.get(id(curve))
     if found is None or found[0] is not curve:
-        found = _tables[id(curve)] = (curve, {(o.shape, o.layout): o.step_s for o in curve.options})
+        found = _tables[id(curve)] = (curve, {(o.shape, o.layout, o.device_type): o.step_s for o in curve.options})
     return found[1]
 
 
