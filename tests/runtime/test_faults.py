@@ -80,7 +80,9 @@ def _arm(job_run: Watched, folder: Path, fault: Fault) -> None:
 
 def _check(fault: Fault, record: Redeployment | None, ended: Ended | None) -> None:
     """What must have come of it, by who was struck when."""
-    before_commit = fault.point not in (Phase.COMMIT, "step")
+    # Ranks do not wait for the coordinator to enter MOVE: who is struck then may have verified all already.
+    overtaken = fault.point == Phase.MOVE and record is not None and record.phase == Phase.RELEASE
+    before_commit = fault.point not in (Phase.COMMIT, "step") and not overtaken
     if fault.do in ("cut", "refuse"):
         assert record is not None
         assert record.phase == Phase.ABORTED
@@ -92,7 +94,11 @@ def _check(fault: Fault, record: Redeployment | None, ended: Ended | None) -> No
         assert ended is None
         assert record is not None
         assert record.phase == Phase.ABORTED
-    elif fault.device in ("a/0", "b/0") or (fault.device == "a/1" and before_commit):
+    elif (
+        fault.device in ("a/0", "b/0")
+        or (fault.device == "a/1" and before_commit)
+        or (fault.device == "b/2" and overtaken)
+    ):
         assert ended is not None
         assert ended.outcome == Outcome.LOST
         assert [str(device) for device in ended.dead] == [fault.device]
