@@ -33,7 +33,7 @@ BEST = ("suika", "elasticflow", "smartfill", "hesrpt", "srtf", "sia", "srpt")
 
 # At most four settings each, the default first.
 GRID: dict[str, tuple[str, ...]] = {
-    "suika": ("", "tax=3.0", "tax=1.5", "margin=0.003"),
+    "suika": ("", "tax=3.0", "tax=1.5", "repay=0.0"),
     "srtf": ("", "charge=0.0", "charge=2.0", "charge=4.0"),
     "tiresias": ("", "first_device_s=900.0", "first_device_s=14400.0", "first_device_s=57600.0"),
     "gavel": ("", "round_s=720.0", "round_s=1200.0", "round_s=3600.0"),

@@ -19,7 +19,22 @@ NEVER = 1e18  # seconds per step of a hull point that does not exist
 TIER_WEIGHT = 1e4  # of a tier against the next one, in the value of a plan
 
 # Columns of the per-job table.
-REMAINING, AS_OF_S, RATE, MOVING_UNTIL_S, PAUSE_S, PRIORITY, WEIGHT, MENU = range(8)
+(
+    REMAINING,
+    AS_OF_S,
+    RATE,
+    MOVING_UNTIL_S,
+    PAUSE_S,
+    PRIORITY,
+    WEIGHT,
+    MENU,
+    TOTAL,
+    SUBMITTED_S,
+    STARTED_S,
+    CHANGED_S,
+    MOVES,
+    COLUMNS,
+) = range(14)
 
 
 class HullTable:
@@ -62,9 +77,13 @@ _table = HullTable()  # one for all boards: rows are never changed, only added
 
 
 class Books:
-    """Numbers of the jobs that planning is about: those with some feasible option. `number` maps back to the board."""
+    """Numbers of the jobs that planning is about: those with some feasible option. `number` maps back to the board.
 
-    def __init__(self, board: Board) -> None:
+    `patience`: a job slowed down by more than this (time since submission over its time alone) gains weight in
+    proportion, so that nobody waits for ever.
+    """
+
+    def __init__(self, board: Board, patience: float = np.inf) -> None:
         self.board = board
         table = _rows(board)
         usable = table[:, MENU] >= 0
@@ -78,19 +97,24 @@ class Books:
         self.remaining = np.maximum(rows[:, REMAINING] - np.maximum(now_s - began_s, 0.0) * self.rate, 1e-9)
         self.pausing_s = np.maximum(rows[:, MOVING_UNTIL_S] - now_s, 0.0)  # left of a move in flight
         self.pause_s = rows[:, PAUSE_S]  # of a typical change (or start)
+        self.num_moves, self.started_s, self.changed_s = rows[:, MOVES], rows[:, STARTED_S], rows[:, CHANGED_S]
+        hull = rows[:, MENU].astype(np.int64)
+        self.reference_rate, self.max_rate, self.least_work = _table.scalars[hull].T  # [J] each
         self.weight = rows[:, WEIGHT]
+        if patience < np.inf:
+            alone_s = rows[:, TOTAL] / self.max_rate + self.pause_s
+            slowdown = (now_s - rows[:, SUBMITTED_S]) / np.maximum(alone_s, 1e-9)
+            self.weight = self.weight * np.maximum(slowdown / patience, 1.0)
         # Tiers as whole numbers from 0 (highest priority): far apart in the sort key.
         self.tier = np.unique(-rows[:, PRIORITY], return_inverse=True)[1].astype(float)
         # A second of a job counts as much as hours of all jobs of the next tier.
         self.value_weight = self.weight * TIER_WEIGHT ** (self.tier.max(initial=0.0) - self.tier)
         self.weighted, self.tiered = bool((self.weight != 1.0).any()), bool(self.tier.any())
         self.held = board.num_held[self.number]
-        hull = rows[:, MENU].astype(np.int64)
         width = int((_table.devices[hull] < NONE).sum(axis=1).max(initial=1))
         # Hull points lead, so that the long axis of every wide array is the contiguous one.
         self.hull_devices = np.ascontiguousarray(_table.devices[hull, :width].T)  # [K, J]
         self.hull_step_s = np.ascontiguousarray(_table.step_s[hull, :width].T)  # [K, J]
-        self.reference_rate, self.max_rate, self.least_work = _table.scalars[hull].T  # [J] each
 
     def __len__(self) -> int:
         return len(self.number)
@@ -110,7 +134,7 @@ def _rows(board: Board) -> np.ndarray:
     """The per-job table [all jobs of the board, columns], from the previous one where views are unchanged."""
     if board.book_rows is not None:
         return board.book_rows
-    table = np.empty((len(board.jobs), 8))
+    table = np.empty((len(board.jobs), COLUMNS))
     old = board.base_rows
     known = board.previous_number >= 0 if old is not None else np.zeros(len(board.jobs), dtype=bool)
     if old is not None:
@@ -133,4 +157,9 @@ def _row(board: Board, job: JobView) -> tuple[float, ...]:
         job.priority,
         job.weight,
         _table.row(menu) if menu else -1,
+        job.remaining_steps + job.done_steps,
+        job.submitted_s,
+        np.nan if job.started_s is None else job.started_s,
+        -np.inf if job.last_change_s is None else job.last_change_s,
+        job.num_moves,
     )

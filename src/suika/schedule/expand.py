@@ -144,12 +144,28 @@ class _HandOut:
             some = first > 0
             free[todo[some]] -= total[some, first[some] - 1]
             todo, start = todo[stuck], first[stuck] + 1
-            for row, at in zip(todo.tolist(), (start - 1).tolist(), strict=True):
-                free[row] -= self._best_within(row, at, int(free[row]))
+            if len(todo):
+                free[todo] -= self._best_of_each(todo, start - 1, free[todo])
             few = free[todo] <= FEW
             self._one_by_one(todo[few], start[few], free)
             todo, start = todo[~few], start[~few]
         self.column.ravel()[self.at[~self.gets]] = WAITS
+
+    def _best_of_each(self, rows: np.ndarray, at: np.ndarray, free: np.ndarray) -> np.ndarray:
+        """`_best_within` of one job in each of `rows`: how many devices each takes."""
+        every, jobs = np.arange(len(rows)), self.order[rows, at]
+        devices = self.books.hull_devices[:, jobs]
+        cost = np.where(devices <= free, self.cost[:, rows, jobs], np.inf)
+        best = cost.argmin(axis=0)
+        value = cost[best, every]
+        takes = np.where(value < np.inf, devices[best, every], 0)
+        best = np.where(value < np.inf, best, WAITS)
+        held = self.held[rows, jobs]
+        keeps = (held > 0) & (held <= free) & (self.keep_cost[rows, jobs] <= value)
+        best[keeps], takes[keeps] = KEPT, held[keeps]
+        self.column[rows, jobs] = best
+        self.gets[rows, at] = best != WAITS
+        return takes
 
     def _one_by_one(self, rows: np.ndarray, start: np.ndarray, free: np.ndarray) -> None:
         """Serve whoever still fits in `rows`, each from its place `start` on; `free` [B] goes down."""

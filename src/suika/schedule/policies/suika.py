@@ -1,8 +1,9 @@
 """Suika: expand, then balance by trying plans out before adopting one.
 
 Candidates are EXPAND with some jobs pinned to what they have: all of them (STAY), none (EXPAND), and both with single
-long jobs released or pinned. Each is valued by a short simulated drain of the queue with every later move charged; the
-most promising are stood on the topology and valued again as they turn out there, and the best of those is adopted.
+long jobs released or pinned; and STAY with single long jobs held back that it would start. Each is valued by a short
+simulated drain of the queue with every later move charged; the most promising are stood on the topology and valued
+again as they turn out there, and the best of those is adopted.
 """
 
 from __future__ import annotations
@@ -25,24 +26,33 @@ LEAST_COMPLETIONS = 6
 @dataclass(frozen=True)
 class Policy:
     """`tax`, `kappa`: the price of a device (see expand). `spread`: weight of the last completion in a plan's value.
-    `margin`: part of its value by which a plan must beat staying put. `longest`: single jobs tried in the balance step.
+    `longest`: single jobs tried in each way of the balance step, as long as jobs x tried stay within `breadth`.
     `finalists`: plans that are stood on the topology. `completions`: how far a drain goes before the fluid rest, as
-    long as jobs x completions stay within `budget`."""
+    long as jobs x completions stay within `budget`.
+
+    Guards. `repay`: pauses that each change of a running job must save beyond its own. `moving_share`: largest part of
+    its run time that a job may spend moving, beyond `free_moves` moves. `residency`: pauses that a job runs undisturbed
+    after a change. `patience`: slowdown from which on a job gains weight."""
 
     name: str = "suika"
     round_s: float = 0.0
     tax: float = 2.0
     kappa: float = 1.0
     spread: float = 1.0
-    margin: float = 0.0
+    repay: float = 1.0
+    moving_share: float = 1.0
+    free_moves: int = 5
+    residency: float = 0.0
+    patience: float = 30.0
     longest: int = 6
+    breadth: int = 8192
     finalists: int = 4
     completions: int = 16
     budget: int = 1024
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         board = board_of(snapshot)
-        books = Books(board)
+        books = Books(board, self.patience)
         if not len(books) or not board.num_usable:
             return realise(board, [], pinned=board.running)
         return _Search(self, books).best().decisions()
@@ -57,20 +67,40 @@ class _Search:
         self.prices = Prices(policy.tax, policy.kappa)
         # The evaluation budget: with many jobs, fewer completions are followed one by one.
         self.completions = min(policy.completions, max(policy.budget // max(len(books), 1), LEAST_COMPLETIONS))
+        self.tried = min(policy.longest, max(policy.breadth // max(len(books), 1), 1))
         self.runs = books.held > 0
         # May not be touched (a move in flight), may not be kept (must leave its devices).
         self.locked = books.board.locked[books.number] & self.runs
         self.leaves = books.board.evicted[books.number] & ~self.locked
+        self.stays = self.locked | (self._unmoved() & self.runs & ~self.leaves)
+
+    def _unmoved(self) -> np.ndarray:
+        """[J] whom the guards leave alone: one more move would take too much of its run time, or comes too soon.
+
+        A stop counts, since the job must come up again. Its run time will be at least what it has had, the next pause
+        and the rest at its best rate.
+        """
+        policy, books = self.policy, self.books
+        now_s = books.board.snapshot.now_s
+        least_s = now_s - books.started_s + books.pause_s + books.remaining / books.max_rate
+        # Its start, its moves so far and the next one.
+        moving_s = (books.num_moves + 2) * books.pause_s
+        often: np.ndarray = (books.num_moves >= policy.free_moves) & (moving_s > policy.moving_share * least_s)
+        return often | (now_s - books.changed_s < policy.residency * books.pause_s)
 
     def best(self) -> Floor:
         """The best plan seen, stood on the topology."""
-        pins = np.stack([self.runs & ~self.leaves, self.locked])
+        pins = np.stack([self.runs & ~self.leaves, self.stays])
         plans = self._expand(pins)
         if len(_distinct(plans)) == 1:
             return self._stand(pins[0], plans, 0)
+        held_back = self._starts(plans)
         variants = np.concatenate([self._releases(pins[0]), self._pinnings(pins[1], plans)])
-        if len(variants):
-            more = self._expand(variants)
+        barred = _with(np.zeros(len(self.books), dtype=bool), held_back, True)
+        if len(variants) + len(barred):
+            barred = np.concatenate([np.zeros_like(variants), barred])
+            variants = np.concatenate([variants, _with(pins[0], held_back, False)])
+            more = self._expand(variants, barred)
             fresh = _distinct(more, known=plans)
             pins, plans = np.concatenate([pins, variants[fresh]]), _join(plans, _rows(more, fresh))
         # All as planned, then the most promising as they turn out on the topology; staying put is always among them.
@@ -79,22 +109,23 @@ class _Search:
             finalists = np.argsort(self._value(plans), kind="stable")[: self.policy.finalists]
             finalists = np.unique(np.append(finalists, 0))
         values, floors = self._settle(pins, plans, finalists)
-        # What leaves things as they are is beaten only by the margin.
-        values[0] *= 1.0 - self.policy.margin
         return floors[int(values.argmin())]
 
-    def _expand(self, pins: np.ndarray) -> Share:
-        """A plan for each row of pins [B, J]."""
+    def _expand(self, pins: np.ndarray, barred: np.ndarray | None = None) -> Share:
+        """A plan for each row of pins [B, J]; `barred` jobs get nothing."""
         books, shape = self.books, pins.shape
         had = Share(
             np.broadcast_to(books.held, shape), np.broadcast_to(books.step_s, shape), np.zeros(shape, dtype=bool)
         )
-        remaining, alive = np.broadcast_to(books.remaining, shape), np.ones(shape, dtype=bool)
+        remaining = np.broadcast_to(books.remaining, shape)
+        alive = np.ones(shape, dtype=bool) if barred is None else ~barred
         return expand(books, self.pool, self.prices, remaining, had, alive, pins)
 
     def _value(self, plans: Share) -> np.ndarray:
-        policy = self.policy
-        return drain(self.books, self.pool, self.prices, plans, completions=self.completions, spread=policy.spread)
+        policy, books = self.policy, self.books
+        value = drain(books, self.pool, self.prices, plans, completions=self.completions, spread=policy.spread)
+        changes_s: np.ndarray = (plans.changed & self.runs) @ (books.pause_s * books.value_weight)
+        return value + policy.repay * changes_s
 
     def _settle(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> tuple[np.ndarray, list[Floor]]:
         """Values and floors of some plans, as they turn out on the topology."""
@@ -130,10 +161,16 @@ class _Search:
         left_s = self.books.remaining[numbers] / np.maximum(self.books.rate[numbers], 1e-30)
         return numbers[np.argsort(-left_s, kind="stable")]
 
+    def _starts(self, plans: Share) -> list[np.ndarray]:
+        """The longest of the jobs that STAY would start, each by itself."""
+        starts = np.flatnonzero((plans.devices[0] > 0) & ~self.runs)
+        left_s = self.books.remaining[starts] / self.books.reference_rate[starts]
+        return [np.array([job]) for job in starts[np.argsort(-left_s, kind="stable")][: self.tried]]
+
     def _pinnings(self, pins: np.ndarray, plans: Share) -> np.ndarray:
         """From EXPAND: pin each of the longest jobs that it changes, and all that it changes but lets run."""
         moved = plans.changed[1] & self.runs & ~self.leaves
-        groups: list[np.ndarray] = [np.array([job]) for job in self._longest(moved)[: self.policy.longest]]
+        groups: list[np.ndarray] = [np.array([job]) for job in self._longest(moved)[: self.tried]]
         lets_run = np.flatnonzero(moved & (plans.devices[1] > 0))
         if len(lets_run) > 1:
             groups.append(lets_run)
@@ -141,8 +178,8 @@ class _Search:
 
     def _releases(self, pins: np.ndarray) -> np.ndarray:
         """From STAY: release each of the longest pinned jobs, and the longest 2, 4 and 8 together."""
-        longest = self._longest(pins & ~self.locked)
-        groups: list[np.ndarray] = [np.array([job]) for job in longest[: self.policy.longest]]
+        longest = self._longest(pins & ~self.stays)
+        groups: list[np.ndarray] = [np.array([job]) for job in longest[: self.tried]]
         groups += [longest[:num] for num in (2, 4, 8) if num <= len(longest)]
         return _with(pins, groups, False)
 
