@@ -93,11 +93,11 @@ class Side:
 
 
 class Part(NamedTuple):
-    """Bytes [low, high) of cell number `index` of a group, at `at` on the wire."""
+    """Bytes [low, high) of cell number `number` of a group, at `at` on the wire."""
 
     at: int
     group: int
-    index: int
+    number: int
     cell: Cell
     low: int
     high: int

@@ -39,7 +39,7 @@ class Letter(NamedTuple):
 
     @property
     def cells(self) -> list[tuple[int, int]]:
-        return [(part.group, part.index) for part in self.parts]
+        return [(part.group, part.number) for part in self.parts]
 
 
 class _Posted(NamedTuple):
@@ -147,7 +147,7 @@ class Exchange:
     def _note_arrival(self, arrived: Sequence[Part]) -> None:
         complete = []
         for part in arrived:
-            place = part.group, part.index
+            place = part.group, part.number
             if place in self._missing:
                 self._missing[place] -= part.high - part.low
                 if not self._missing[place]:
