@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from suika.cli.output import Column, emit
+from suika.cli.output import Column, Format, emit
 from suika.core.words import seconds
 
 
@@ -50,7 +50,7 @@ def clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at_s))
 
 
-def show(told: Mapping[str, Any], output: str, at: Callable[[float], str] = clock) -> None:
+def show(told: Mapping[str, Any], output: Format, at: Callable[[float], str] = clock) -> None:
     """Print an explanation as text; `at` says a time."""
     print(f"{told['name']} is {told['state']}: {told['reason']['sentence']} ({told['reason']['code']})")
     waits = told.get("waits_for")

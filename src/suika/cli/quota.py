@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from suika.cli.ask import MISTAKE, ask
 from suika.cli.output import Column, JsonOption, OutputOption, emit, note
 
 
-def _sure(row: dict[str, Any]) -> str:
+def _sure(row: Mapping[str, Any]) -> str:
     return f"{row['guarantee_nodes']} nodes" if row["guarantee_nodes"] else str(row["guarantee"])
 
 

@@ -11,7 +11,7 @@ import typer
 
 from suika.cli.explained import show
 from suika.cli.inputs import read_cluster, read_yaml
-from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
+from suika.cli.output import Column, Format, JsonOption, OutputOption, emit, emit_document, note
 from suika.core.errors import SpecError, require
 from suika.core.quota import Quota, parse_quotas
 from suika.core.words import parse_seconds, seconds
@@ -100,7 +100,7 @@ def simulate(
         note(f"lower bound of the average: {seconds(document['lower_bound_avg_jct_s'])} ({document['models']})")
 
 
-def _explain(study: Study, wanted: str, output: str) -> None:
+def _explain(study: Study, wanted: str, output: Format) -> None:
     """One job at one instant, seed 0."""
     from suika.simulate.explain import explained
     from suika.simulate.study import parse_policy

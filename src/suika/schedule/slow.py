@@ -42,7 +42,7 @@ def _off(snapshot: Snapshot, job: JobView, times: float) -> Decision | None:
     board = Board(replace(snapshot, down=snapshot.down | leaves, slow=others))
     menu, number = menu_of(board.fabric, job), board.jobs.index(job)
     here_s = job.step_s
-    if not menu or here_s is None:
+    if not menu or here_s is None or job.layout is None:
         return None
     step_s = {(o.shape, o.layout): o.step_s for o in job.curve.options}
     told_s = step_s.get((_shape(board, job), job.layout)) or menu.best[menu.size_for(len(job.devices))].step_s

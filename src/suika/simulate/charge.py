@@ -1,7 +1,7 @@
 """Decision time, charged in simulation by a formula, so that a simulation can be replayed exactly.
 
-`suika bench charge` fits the constants to the medians of `suika bench decide` (docs/numbers/schedule.md says when and on
-what): a whole decision takes about BASE_S + PER_JOB_S x jobs + PER_DEVICE_S x devices. Every policy is charged the same.
+`suika bench charge` fits such constants to the medians of `suika bench decide` and shows these beside the fit: a whole
+decision takes about BASE_S + PER_JOB_S x jobs + PER_DEVICE_S x devices. Every policy is charged the same.
 """
 
 from __future__ import annotations
