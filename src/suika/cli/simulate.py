@@ -48,7 +48,9 @@ def simulate(
     seeds: Annotated[int, typer.Option(help="How many seeds; 0 is the trace as it is.")] = 1,
     load: Annotated[float | None, typer.Option(help="Rescale arrivals to this load.")] = None,
     elastic_share: Annotated[float, typer.Option(help="Share of jobs that may change size.")] = 1.0,
-    failures: Annotated[str | None, typer.Option(help="A CSV of failures and stragglers, or a node's mean time between failures.")] = None,
+    failures: Annotated[
+        str | None, typer.Option(help="A CSV of failures and stragglers, or a node's mean time to fail.")
+    ] = None,
     quotas: Annotated[Path | None, typer.Option(help="YAML: what tenants are guaranteed and may hold.")] = None,
     explain: Annotated[
         str | None, typer.Option(help="JOB@TIME: only explain this job then, e.g. job7@2h, under the first policy.")
