@@ -6,7 +6,7 @@ import pytest
 from world import World
 
 from suika.control.pricing import EstimatedPricing
-from suika.core.cluster import Device, parse_cluster_shorthand
+from suika.core.cluster import Cluster, Device, Node, parse_cluster_shorthand
 from suika.core.decision import Action
 from suika.core.errors import ConflictError, SpecError
 from suika.core.job import JobState, parse_job
@@ -158,3 +158,17 @@ def test_its_price_is_what_its_user_expects() -> None:
     assert [(option.num_devices, option.step_s) for option in curve.options] == [(6, 100.0)] * len(curve.options)
     assert curve.options[0].shape == (4, 2)
     assert pricing.curve(spec.model_copy(update={"name": "other"})) is curve
+
+
+def test_a_node_whose_type_nobody_knows_runs_commands_and_harms_no_other_job(world: World) -> None:
+    cluster = world.controller.state.cluster = Cluster((Node("n0", 4, "cpu"), Node("n1", 4, "home-made")))
+    pricing = world.controller.pricing = world.controller.actor.pricing = EstimatedPricing(cluster)
+    spec = parse_job(world.file("train", devices={"min": 1, "max": 8}))
+    assert {option.device_type for option in pricing.curve(spec).options} == {"cpu"}
+    world.submit("train", devices={"min": 1, "max": 8})
+    world.api.submit(world.command("gang", 2) | {"devices": {"min": 2, "max": 2, "type": "home-made"}})
+    world.turn()
+    world.decide(world.grant("gang", "n1/0", "n1/1"))
+    assert world.job("gang").state is JobState.STARTING
+    with pytest.raises(SpecError, match="unknown device type"):
+        world.submit("other", devices={"min": 1, "max": 2, "type": "home-made"})

@@ -260,3 +260,29 @@ def test_jobs_of_another_user(cluster: Cluster, tmp_path: Path) -> None:
     nobody = pwd.getpwnam("nobody")
     assert cluster.cli("logs", "nobody", "--raw").split() == [str(nobody.pw_uid), str(nobody.pw_gid)]
     assert cluster.rows()["nobody"]["exit_code"] == 0
+
+
+def test_a_node_without_torch_runs_commands_and_says_so_to_a_training_job(cluster: Cluster, tmp_path: Path) -> None:
+    """What `suika[server]` alone can do: torch cannot be imported in the agent nor in its fork server."""
+    (tmp_path / "sitecustomize.py").write_text('import sys\nsys.modules["torch"] = None\n')
+    url = json.loads((cluster.home / "controller.json").read_text())["url"]
+    place = ("--join", url, "--token-file", cluster.home / "node.token", "--home", tmp_path / "home")
+    before = cluster.environment
+    cluster.environment = before | {"PYTHONPATH": str(tmp_path)}
+    try:
+        agent = cluster._run("bare", "agent", *place, "--name", "bare", "--devices", "cpu:2", "--type", "H100")
+    finally:
+        cluster.environment = before
+    cluster.agents.append(agent)
+    wait(lambda: cluster.ask("status")["nodes"].get("bare"), 60, "the node")
+    devices = {"min": 2, "max": 2, "type": "H100"}
+    script = "import importlib.util as u; print(u.find_spec('torch'))"
+    file = {"name": "light", "command": [sys.executable, "-c", script], "devices": devices}
+    cluster.ask("submit", job=file | {"environment": {"variables": {"PYTHONPATH": str(tmp_path)}}})
+    wait(lambda: cluster.rows()["light"]["ended_s"] is not None, 60, "its end")
+    assert cluster.rows()["light"]["state"] == "finished"
+    assert cluster.cli("logs", "light", "--raw").split() == ["None", "None"]
+    cluster.ask("submit", job=cluster.job("heavy", 10, 2, 2) | {"devices": devices})
+    wait(lambda: cluster.rows()["heavy"]["ended_s"] is not None, 60, "its refusal")
+    row = cluster.rows()["heavy"]
+    assert (row["state"], "has no torch" in row["reason"]["sentence"]) == ("failed", True), row

@@ -65,7 +65,11 @@ class Wiring:
         """The catalog's wiring of `device`, overridden by what `cluster` says of such nodes and of its links."""
         per_node, domain, links = device.devices_per_node, device.domain_size, dict(device.links)
         if cluster is not None:
-            mine = [node for node in cluster.nodes if device_type(node.device_type, cluster) == device]
+            mine = [
+                node
+                for node in cluster.nodes
+                if is_known(node.device_type, cluster) and device_type(node.device_type, cluster) == device
+            ]
             require(bool(mine), "device_type", device.name, "the cluster has no node of this type")
             per_node = max(node.num_devices for node in mine)
             # A domain wider than a node (NVL72) is a fact of the device type: the cluster only names trays.
@@ -91,6 +95,15 @@ def device_type(name: str, cluster: Cluster | None = None) -> DeviceType:
         memory_bytes_per_s=said.get("memory_gb_per_s", base.memory_bytes_per_s / GB) * GB,
         source=f"the cluster file, else {base.name}",
     )
+
+
+def is_known(name: str, cluster: Cluster | None = None) -> bool:
+    """Whether anything can be predicted of the type called `name`."""
+    try:
+        device_type(name, cluster)
+    except SpecError:
+        return False
+    return True
 
 
 @cache

@@ -17,6 +17,7 @@ from suika.core.model import ModelSpec
 from suika.core.snapshot import Option, ScalingCurve
 from suika.estimate.calibrate import Calibration
 from suika.estimate.catalog import device_type as lookup
+from suika.estimate.catalog import is_known
 from suika.estimate.grid import LayoutColumns
 from suika.estimate.knowledge import Known
 from suika.estimate.predict import Setting, estimate_many, setting
@@ -53,6 +54,8 @@ def scaling_curve(
     types = dict.fromkeys(node.device_type for node in cluster.nodes)
     options: list[Option] = []
     for name in types:
+        if not is_known(name, cluster):
+            continue  # a node of such devices runs commands
         if device_type is not None and lookup(device_type, cluster) != lookup(name, cluster):
             continue
         sizes = sorted((n.num_devices for n in cluster.nodes if n.device_type == name), reverse=True)
