@@ -342,3 +342,11 @@ def test_guarantees_hold_at_every_cycle_and_nobody_starves(seed: int, policy: st
 
     outcome = Engine(world(*jobs, quotas=quotas), load(policy), on_cycle=check).run()
     assert all(record.end_s is not None for record in outcome.records)
+
+
+def test_with_two_types_suika_beats_gavel():
+    """Gavel was made for unlike devices: a rival for sanity, on the same choice of types."""
+    cluster = Cluster((*(Node(f"h{i}", 8, "H100") for i in range(2)), *(Node(f"a{i}", 8, "A100") for i in range(2))))
+    jobs = [replace(job, curve=mixed_curve(), max_devices=8) for job in random_jobs(0, num=25, load=3.0)]
+    where = replace(world(*jobs, pause_s=20.0), cluster=cluster)
+    assert mean_jct_s(simulate(where)) < mean_jct_s(simulate(where, "gavel"))

@@ -58,6 +58,6 @@ def fabric(cluster: Cluster) -> Fabric:
     found = _fabrics.get(id(cluster))
     if found is None or found.cluster is not cluster:
         found = _fabrics[id(cluster)] = Fabric(cluster)
-        while len(_fabrics) > 4:
+        while len(_fabrics) > 16:
             _fabrics.popitem(last=False)
     return found

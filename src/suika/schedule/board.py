@@ -153,6 +153,6 @@ def board_of(snapshot: Snapshot) -> Board:
     if base is not None and base.snapshot.cluster is not snapshot.cluster:
         base = None
     board = _last[key] = Board(snapshot, base)
-    while len(_last) > 4:
+    while len(_last) > 16:
         _last.popitem(last=False)
     return board

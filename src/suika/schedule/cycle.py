@@ -20,6 +20,7 @@ from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.policy import Policy
 from suika.core.snapshot import Snapshot
 from suika.schedule.board import Board, board_of
+from suika.schedule.kinds import decide
 from suika.schedule.quotas import within_maxima
 from suika.schedule.realise import option_on
 from suika.schedule.reclaim import over_maximum, settle
@@ -100,7 +101,7 @@ def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
     wishes, planned = honour(snapshot)
     away, planned = leave(planned)
     shown = within_maxima(board_of(planned))
-    wanted = wishes + away + [d for d in policy.decide(shown) if d.action is not Action.WAIT]
+    wanted = wishes + away + [d for d in decide(shown, policy) if d.action is not Action.WAIT]
     accepted, rejected = _check(board, wanted)
     accepted, after, broken = _depend(board, accepted, rejected)
     if snapshot.quotas:
