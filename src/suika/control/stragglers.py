@@ -30,8 +30,9 @@ _WAITS = ("tp", "pp", "dp", "cp", "ep", "world", "rest")  # classes that hold wa
 
 
 def own_wall_s(sample: StepSample) -> float:
-    """Seconds of the step outside of collectives and transfers."""
-    return max(sample.step_s - sum(c.duration_s for c in sample.collectives if c.group_size > 1), 0.0)
+    """Seconds of the step outside of collectives and transfers, and of waiting for them."""
+    messages_s = sum(c.duration_s for c in sample.collectives if c.group_size > 1)
+    return max(sample.step_s - sample.waited_s - messages_s, 0.0)
 
 
 def computing_s(sample: StepSample) -> float:

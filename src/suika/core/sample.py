@@ -30,6 +30,7 @@ class StepSample:
     op_s: dict[str, float] = field(default_factory=dict)  # class -> seconds (compute, optimizer, tp, dp, ...)
     collectives: tuple[CollectiveSample, ...] = ()
     idle_s: float = 0.0
+    waited_s: float = 0.0  # wall seconds in which it waited for other ranks to send
     profiler_s: float = 0.0  # time the profiler itself took
     kind: str = "steady"  # steady, first, move, snapshot, evaluation
 

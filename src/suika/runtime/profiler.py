@@ -25,6 +25,7 @@ from suika.core.sample import CollectiveSample, StepSample
 from suika.runtime.program import StepResult
 
 BUDGET = 0.005  # of step time
+AXES = frozenset(("tp", "pp", "dp", "cp", "ep", "world"))  # spans of this name wait for peers
 WARM_STEPS = 3  # of a generation, never sampled
 EVERY = 4  # steps from one sample to the next, while the budget allows
 STEADY = "steady"  # kind of a sample that is nothing but training
@@ -38,6 +39,7 @@ class _Recording:
         self.seconds: dict[str, float] = {}
         self.collectives: list[CollectiveSample] = []
         self.num_spans = 0
+        self.waited_s = 0.0  # wall seconds in spans of an axis that carry no message: others have not sent yet
         self.inner: list[float] = [0.0]  # seconds of the spans inside each open one
         self.marks: list[tuple[str, Any, Any]] = []  # (class, start event, end event) on a GPU
 
@@ -81,6 +83,8 @@ class _Span:
             recording.marks.append((self.name, self.start, end))
         if self.message is not None:
             recording.collectives.append(CollectiveSample(*self.message, time.perf_counter() - self.wall_s))
+        elif self.name in AXES:
+            recording.waited_s += time.perf_counter() - self.wall_s
 
 
 def _now() -> Any:
@@ -169,6 +173,7 @@ class Profiler:
             recording.seconds,
             tuple(recording.collectives),
             idle_s=max(step_s - used_s, 0.0),
+            waited_s=recording.waited_s,
             profiler_s=own_s,
             kind=kind if kind != STEADY else beside(),
         )
