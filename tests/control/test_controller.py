@@ -39,6 +39,10 @@ def test_a_waiting_job_says_why(world: World) -> None:
     assert told["state"] == "queued"
     assert told["reason"]["code"] == "no-free-devices"
     assert "0 free" in told["reason"]["sentence"]
+    # What it could have, and what was tried out to give it something else: in the words of a simulated job.
+    assert told["options"]
+    assert told["waits_for"]["free_now"] == 0
+    assert "one more node" in [row["change"] for row in told["would_change"]] + told["without_effect"]
 
 
 def test_a_move_is_committed_once_and_its_old_devices_come_free_at_release(world: World) -> None:
