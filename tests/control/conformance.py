@@ -336,7 +336,6 @@ class DurableConformance(StoreConformance):
         from suika.control.backup import backup, restore
         from suika.control.database import DatabaseStore
         from suika.core.errors import SpecError
-        from suika.core.quota import Quota
 
         store = DatabaseStore(url)
         running(store)

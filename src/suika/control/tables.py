@@ -95,6 +95,7 @@ tokens = Table(
     Index(None, "account"),
 )
 
+# What a tenant may hold at most, and what it is sure of; without a row: no limit, nothing sure.
 quotas = Table(
     "quotas", metadata, Column("tenant", String(63), primary_key=True), Column("devices", Integer, nullable=False)
 )
