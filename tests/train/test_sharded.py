@@ -59,20 +59,19 @@ def test_losses_are_those_of_one_process(model: ModelSpec, layout: Layout) -> No
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 def test_moves_between_zero_1_and_3(precision: str) -> None:
     """In both directions, with a tied embedding on two stages; copies are compared bit by bit after each move."""
-    spec = job(gpt(layers=3, dropout=0.1, vocab=259), precision, steps=10)
+    spec = job(gpt(layers=3, dropout=0.1, vocab=259), precision, steps=8)
     state, records, results = None, None, []
     for layout in (
         Layout(tp=2, dp=2, micro_batch=2),
-        Layout(pp=3, dp=2, zero=3),
         Layout(tp=2, pp=2, dp=2, zero=3, sequence_parallel=True, zero_buckets="stage"),
         Layout(dp=3),
-        Layout(dp=4, zero=3),
+        Layout(pp=3, dp=2, zero=3),
     ):
         state, records, some = train_from(spec, layout, 2, state, records)
         results += some
-    assert max_loss_difference(results, twin(spec, 10)) < (1e-9 if precision == "fp64" else 5e-3)
+    assert max_loss_difference(results, twin(spec, 8)) < (1e-9 if precision == "fp64" else 5e-3)
     assert state is not None
-    for layout in (Layout(dp=2, zero=3), Layout(tp=2), Layout(pp=2, dp=2, zero=3, zero_buckets="stage")):
+    for layout in (Layout(dp=2, zero=3), Layout(tp=2)):
         moved, _, _ = train_from(spec, layout, 0, state, records)
         assert same_bits(moved, state)
 
