@@ -99,8 +99,9 @@ class Daemon:
             _make_first_accounts(self.accounts, self.folder)
             own = (self.status, self.down, self.quotas, self.set_quota)
             calls: Mapping[str, Any] = {**self.api.calls(), **{call.__name__: call for call in own}}
-            self._server = SocketServer(self.folder / "controller.sock", calls)
+            # Who gets an answer at the socket may read where the network door is.
             _write(self.folder / "controller.json", json.dumps({"pid": os.getpid(), "url": self.url}))
+            self._server = SocketServer(self.folder / "controller.sock", calls)
         except BaseException:
             self.close()
             raise
