@@ -10,7 +10,7 @@ region, once per position; the tp ranks of a region then send the same rows to t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ class MixtureBlock(Block):
     def feed_forward(self, x: Tensor) -> Tensor:
         """(B, l, D) -> (B, l, D)."""
         gates, chosen = self.router(x)
-        tp, shared = self.parallel.tp, list(self.shared_experts.values())
+        tp, shared = self.parallel.tp, cast("list[Mlp]", list(self.shared_experts.values()))
         x, gates = tp.enter(x), tp.enter(gates)
         y = self.experts(x, gates, tp.whole(chosen))
         for expert in shared:
@@ -119,11 +119,11 @@ class Experts(nn.ModuleDict):
         arrived = self.ep.swap(sent)  # (ep, n): rows from each rank for each expert here
         leaving, coming = sent.sum(1).tolist(), arrived.sum(1).tolist()
         rows = _Traded.apply(rows, leaving, coming, self.ep)  # type: ignore[no-untyped-call]
-        rows = _Traded.apply(self._apply(rows, arrived), coming, leaving, self.ep)  # type: ignore[no-untyped-call]
+        rows = _Traded.apply(self._compute(rows, arrived), coming, leaving, self.ep)  # type: ignore[no-untyped-call]
         rows = _Reordered.apply(rows, by_expert.argsort())  # type: ignore[no-untyped-call]
         return (rows.view(B, L, K, D) * gates.unsqueeze(-1)).sum(2)
 
-    def _apply(self, rows: Tensor, arrived: Tensor) -> Tensor:
+    def _compute(self, rows: Tensor, arrived: Tensor) -> Tensor:
         """Each expert to its rows. They come by rank, then expert, and leave in the same order."""
         numbers = torch.arange(len(self)).repeat(self.ep.size).repeat_interleave(arrived.flatten().cpu())
         order = numbers.sort(stable=True).indices.to(rows.device)

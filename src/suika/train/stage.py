@@ -147,6 +147,7 @@ class Chunk(nn.Module):
     def take_from(self, slices: Slices) -> None:
         """As `Stage.take_from`."""
         for number, block in self.layers.items():
+            assert isinstance(block, Block)
             block.use = slices.use(self, partial(_in_layer, int(number)))
         if self.is_first:
             self._uses["embedding"] = slices.use(self, lambda t: t.place == "embedding")
