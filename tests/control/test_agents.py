@@ -314,7 +314,7 @@ def test_agents_that_are_not_taken(made: Any, changes: dict[str, Any]) -> None:
         '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "logs": [["p", 0, true]]}}',
         '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "data": 5, "next": 0}}',
         '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "exited"}}}',
-        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "p", "message": {"say": "place", "host": 1, "port": 1}}}',
+        '{"ack": 0, "n": 1, "m": {"event": "message", "process": "p", "message": {"say": "place", "host": 1}}}',
         '{"ack": 0, "n": 1, "m": {"event": "exit", "process": "j.1.n0/0", "code": "0"}}',
         '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "step"}}}',
         '{"ack": 0, "n": 1, "m": {"event": "message", "process": "j.1.n0/0", "message": {"say": "sample"}}}',

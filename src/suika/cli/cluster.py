@@ -177,9 +177,7 @@ def drain(
     node: Annotated[str, typer.Argument(help="The node to empty.")],
     undo: Annotated[bool, typer.Option("--undo", help="Give the node work again; as `suika undrain`.")] = False,
     deadline: Annotated[str | None, typer.Option(help="When it must be empty: 90s, 10m, 2h from now.")] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Until it is empty; exit 1 if it is late.")
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it is empty; exit 1 if it is late.")] = False,
     output: OutputOption = "table",
     json: JsonOption = False,
 ) -> None:

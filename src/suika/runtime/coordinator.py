@@ -320,7 +320,7 @@ class JobRun:
             node = self.plan.devices[0].node if self.plan else ""
             name = f"{self.job_id}.store.{secrets.token_hex(4)}"
             store = self._store = self.gang.spawn(name, node, None, STORE_ENTRY, {"token": self._token})
-        (said,) = self.gang.gather("store", 0, [store], self.limits.launch_s)
+        (said,) = self.gang.gather("store", 0, [store], self.limits.launch_s, complaint="failed")
         return {"host": said["host"], "port": said["port"], "token": self._token}
 
     @property
