@@ -349,7 +349,7 @@ class Engine:
         for step in result.steps:
             self._begin(step, charge_s, released_s)
         self._asked_again = self._asked_again + 1 if result.unfinished else 0
-        if 0 < self._asked_again <= MOST_AGAIN:
+        if released_s and 0 < self._asked_again <= MOST_AGAIN:
             self._push(max(released_s.values()), RELEASED, NOTHING)
 
     def _begin(self, step: Step, charge_s: float, released_s: dict[str, float]) -> None:
