@@ -14,7 +14,7 @@ import typer
 from suika.cli.ask import ask
 from suika.cli.explained import devices_text, layout_text, show
 from suika.cli.inputs import read_yaml
-from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
+from suika.cli.output import Column, Format, JsonOption, OutputOption, emit, emit_document, note
 from suika.core.words import seconds, size
 
 JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.")]
@@ -170,7 +170,7 @@ FACTOR_COLUMNS = [
 ]
 
 
-def _show_estimate(estimate: dict[str, Any], shown: str) -> None:
+def _show_estimate(estimate: dict[str, Any], shown: Format) -> None:
     """Predicted beside measured, the other layouts of the present devices, and the factors behind both."""
     measured, error = estimate["measured_step_s"], estimate["error_percent"]
     told = f"{seconds(measured)} measured ({error:+.0f} %)" if measured else "not measured yet"

@@ -25,7 +25,7 @@ from suika.control.usage import UsageBook
 from suika.control.views import take_snapshot
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
-from suika.core.errors import ConflictError, NotFoundError, require
+from suika.core.errors import ConflictError, NotFoundError, SpecError, require
 from suika.core.job import ENDED, HOLDS_DEVICES, Job, JobState
 from suika.core.layout import Layout
 from suika.core.plan import Plan
@@ -118,7 +118,8 @@ class Api:
             spec = resized(found.spec, devices, layout, self.state.cluster)
             check_options(spec, self.controller.pricing.curve)
             if dry_run:
-                require(found.plan is not None, "resize", found.spec.name, "does not run yet", "wait until it does")
+                if found.plan is None:
+                    raise SpecError("resize", found.spec.name, "does not run yet", "wait until it does")
                 options = self.controller.pricing.curve(spec).options
                 return preview_resize(spec, found.plan, self._free_devices(), options, self.state.cluster)
             self.state.store.put(found.update(spec=spec))

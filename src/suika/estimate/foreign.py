@@ -98,7 +98,7 @@ def _samples(document: Mapping[str, Any]) -> list[StepSample]:
                 collectives = tuple(_collectives(window))
         idle = max(step_s - sum(op_s.values()), 0.0) if op_s else 0.0
         own = document["profiler_s"] if window and i == window["first"] else 0.0
-        found.append(StepSample("exec", 0, i, rank, step_s, op_s, collectives, idle, own, kind))
+        found.append(StepSample("exec", 0, i, rank, step_s, op_s, collectives, idle, profiler_s=own, kind=kind))
     return found
 
 
