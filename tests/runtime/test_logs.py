@@ -65,6 +65,24 @@ def test_a_full_disk_does_not_stop_who_prints(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
+def test_what_cannot_be_rotated_is_not_written_elsewhere(tmp_path: Path) -> None:
+    """The next file that is opened must not get the log's old number, nor what is printed, nor be closed with it."""
+    path = path_of(tmp_path, "p")
+    log = RotatingLog(path, 10, 2)
+    log.write(b"0123456789")
+    log._path = tmp_path / "gone" / "p.log"
+    log.write(b"lost")
+    with (tmp_path / "another").open("wb", buffering=0) as another:
+        log.write(b"lost, too")
+        log._path = path
+        path.unlink()  # pruned
+        log.write(b"here")
+        log.close()
+        another.write(b"its own")
+    assert (tmp_path / "another").read_bytes() == b"its own"
+    assert read(tmp_path, "p", 0, 100) == (b"here", 4)
+
+
 def test_a_node_keeps_the_logs_that_were_written_last(tmp_path: Path) -> None:
     for number in range(6):
         log = RotatingLog(path_of(tmp_path, f"p{number}"), 10, 3)

@@ -99,10 +99,13 @@ class RotatingLog:
                 self._size, data = self._size + written, data[written:]
 
     def _rotate(self) -> None:
+        """The old file is let go of once there is a new one: a number that is closed may soon be another file's."""
         parts = _parts(self._path)
+        with suppress(FileNotFoundError):  # somebody has tidied up
+            self._path.rename(self._path.with_name(f"{self._path.name}.{_start(parts)}"))
+        fresh = self._open()
         os.close(self._fd)
-        self._path.rename(self._path.with_name(f"{self._path.name}.{_start(parts)}"))
-        self._fd, self._size = self._open(), 0
+        self._fd, self._size = fresh, 0
         for _, old in parts[: max(len(parts) + 2 - self._max_files, 0)]:
             old.unlink(missing_ok=True)
 
