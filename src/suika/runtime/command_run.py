@@ -76,6 +76,7 @@ class CommandRun:
         self._starting = False
         self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._killed = self._closed = self._stop_wanted = False
+        self._taking_back = False  # processes that run already are about to become this run's
         self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
         self._thread.start()
 
@@ -121,6 +122,7 @@ class CommandRun:
 
     def take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> Future[int]:
         """Make `found` (process -> pid), which run already, the gang of this fresh run, as `adopt.take_back` does."""
+        self._taking_back = True
         return self.command(lambda: self._take_back(record, found, claim))
 
     # -- the job's thread ---------------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ class CommandRun:
 
     def _check(self) -> None:
         """A kill; a rank that could not start; ranks that have ended: all of them, or one that failed."""
-        if self._killed:
+        if self._killed and not self._taking_back:  # who is not known yet could not be ended
             self._killed = False
             asked = self._forget_commands()
             if self.gang.members or asked:
@@ -209,6 +211,7 @@ class CommandRun:
 
     def _preempt(self, deadline_s: float | None) -> Ended:
         if not self.ranks:
+            self._stop_wanted = False  # it is not for who starts next
             raise CannotError(f"job {self.job_id} does not run")
         grace_s = self.spec.preemption.grace_s if deadline_s is None else min(self.spec.preemption.grace_s, deadline_s)
         begun = [member for member in self.ranks.values() if self._said(member, "running")]
@@ -230,6 +233,7 @@ class CommandRun:
                 self.gang.pump()
 
     def _take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
+        self._taking_back = False
         self.generation, self.plan = record.generation, record.plan
         for process, pid in found.items():
             device = ProcessName.parse(process).device

@@ -97,6 +97,7 @@ class JobRun:
         self._unmeasured: tuple[Redeployment, StepTimes] | None = None  # a move and its old generation's steps
         self._commands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._killed = self._closed = False
+        self.taking_back = False  # processes that run already are about to become this run's
         self._stop_by_s: float | None = None  # a notice's deadline
         self._ended: Ended | None = None  # how it ended, once it has
         self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
@@ -144,7 +145,7 @@ class JobRun:
         return self.command(self._preempt)
 
     def kill(self) -> None:
-        """End the job at once, whatever it is doing."""
+        """End the job at once, whatever it is doing; what was asked for before and is not begun is not done."""
         self._killed = True
         self.gang.post({})
 
@@ -194,9 +195,10 @@ class JobRun:
 
     def check(self) -> None:
         """What can come between at any time: the owner's kill, a rank's failure, the end of the last step."""
-        if self._killed:
+        if self._killed and not self.taking_back:  # who is not known yet could not be ended
             self._killed = False
-            if self.gang.members:
+            asked = self._forget_commands()
+            if self.gang.members or asked:
                 raise KilledError("ended by its owner")
         if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
             self._stop_by_s = None
@@ -206,6 +208,14 @@ class JobRun:
             self.gang.blame("failed", self.generation, self.ranks.values())
         if any(("ended", self.generation) in m.said for m in self.ranks.values()):
             raise AllStepsDoneError("all steps were done before the cut")
+
+    def _forget_commands(self) -> bool:
+        """What was asked for before a kill is not done any more; whether there was anything."""
+        found = False
+        while self._commands:
+            found = True
+            self._commands.popleft()[0].cancel()
+        return found
 
     def _hear(self, member: Member, message: Message) -> None:
         """What ranks say unasked: their steps and their snapshots."""
@@ -296,6 +306,8 @@ class JobRun:
     def _preempt(self) -> Ended:
         if not self.ranks and self._ended is not None and self._ended.outcome == Outcome.PREEMPTED:
             return self._ended  # the deadline came before its turn
+        if not self.ranks:
+            self._stop_by_s = None  # it is not for who starts next
         self._need_running()
         self.gang.tell(self.ranks.values(), "preempt")
         try:
