@@ -142,7 +142,7 @@ def test_a_tenant_sees_only_its_own(rest: SimpleNamespace) -> None:
         assert "secret" not in rest.ask("ann", "GET", path).text
         assert "secret" in rest.ask("bob", "GET", path).text
     devices = rest.ask("ann", "GET", "/v1/nodes").json()["nodes"][0]["devices"]
-    assert devices[0] == {"device": "n0/0", "state": "used", "jobs": ["(another tenant's)"]}
+    assert devices[0] == {"device": "n0/0", "state": "used", "jobs": ["(another tenant's)"], "slow": None}
     refused = rest.ask("ann", "POST", "/v1/jobs", json=world.file("x", tenant="product"))
     assert (refused.status_code, refused.json()["error"]["field"]) == (403, "job.tenant")
     made = rest.ask("ann", "POST", "/v1/jobs", json=world.file("x"))
@@ -153,6 +153,7 @@ def test_no_sentence_names_another_tenants_job(rest: SimpleNamespace) -> None:
     """Two jobs of one name; one waits for the other's devices, and may hear that, but not whose they are."""
     world = rest.world
     world.start("same", "n0/0", "n0/1", tenant="product")
+    world.now += 1.0
     world.start("same", "n1/0", tenant="research")
     theirs, mine = (
         next(job for job in world.store.jobs() if job.spec.tenant == tenant) for tenant in ("product", "research")
@@ -175,9 +176,29 @@ def test_no_sentence_names_another_tenants_job(rest: SimpleNamespace) -> None:
     assert rest.ask("ann", "GET", "/v1/jobs/same").json()["id"] == mine.id
     assert rest.ask("bob", "GET", "/v1/jobs/same").json()["id"] == theirs.id
     both = rest.ask("ada", "GET", "/v1/jobs/same")
-    assert (both.status_code, theirs.id in both.text) == (200, True) or both.status_code == 422
+    assert both.status_code == 422
+    assert theirs.id in both.json()["error"]["fix"]
+    key = {"Idempotency-Key": "w"}
+    ours = world.file("ours")
+    made = rest.ask("ann", "POST", "/v1/jobs", json=ours, headers=key).json()["id"]
+    world.store.put(world.store.job(made).update(reason=waits))
+    for path, body in (("/v1/jobs", ours), (f"/v1/jobs/{made}/resize", {"devices": "1:2"})):
+        text = rest.ask("ann", "POST", path, json=body, headers=key).text
+        assert OF_OTHERS in text, path
+        assert theirs.id not in text, path
     again = rest.ask("ann", "POST", "/v1/jobs", json=world.file("same"))
     assert again.status_code == 409, "a name is unique within a tenant"
+
+
+def test_a_job_named_after_anothers_id_does_not_hide_it(rest: SimpleNamespace) -> None:
+    world = rest.world
+    mine = world.submit("mine", tenant="research")
+    assert rest.ask("bob", "POST", "/v1/jobs", json=world.file(mine)).status_code == 201
+    assert rest.ask("ann", "GET", f"/v1/jobs/{mine}").json()["tenant"] == "research"
+    assert rest.ask("bob", "GET", f"/v1/jobs/{mine}").json()["tenant"] == "product"
+    cancelled = rest.ask("ann", "POST", f"/v1/jobs/{mine}/cancel")
+    assert (cancelled.status_code, cancelled.json()["tenant"]) == (200, "research")
+    assert world.job("mine").state is JobState.CANCELLED
 
 
 def test_logs_page_by_page_and_only_ones_own(rest: SimpleNamespace) -> None:

@@ -1,4 +1,4 @@
-"""A kill, and a notice, that come when the run has other things to do first: none is lost, none hits who starts next."""
+"""A kill, and a notice, that come while the run has other things to do: none is lost, none hits who starts next."""
 
 from __future__ import annotations
 

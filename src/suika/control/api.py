@@ -9,7 +9,7 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -309,10 +309,7 @@ class Api:
         found = self.state.store.named(name)
         if not found:
             raise NotFoundError("job", name, "there is no such job", "see `suika ps --all`")
-        active = [head for head in found if head.state not in ENDED]
-        ids = ", ".join(head.id for head in active)
-        require(len(active) < 2, "job", name, f"is the name of jobs of {len(active)} tenants", f"give an id: {ids}")
-        return self.state.store.job(latest(found).id)
+        return self.state.store.job(meant(found, name).id)
 
     def _active(self, name: str) -> Job:
         job = self._find(name)
@@ -361,9 +358,15 @@ class Api:
         return explained(job, plan, self.state.watch(job.id).step_s, self.state.learned, self.controller.pricing)
 
 
-def latest(heads: Iterable[Head]) -> Head:
-    """Of jobs that bear one name: the active one, else the one that was submitted last."""
-    return max(heads, key=lambda head: (head.state not in ENDED, head.submitted_s))
+def meant(heads: Sequence[Head], name: str) -> Head:
+    """Of the jobs that bear `name` as their id or name: the one of that id, so that nobody hides it by naming his own
+    after it; else the active one, else the one that was submitted last. Raises `SpecError` if several are active."""
+    if (own := next((head for head in heads if head.id == name), None)) is not None:
+        return own
+    active = [head for head in heads if head.state not in ENDED]
+    ids = ", ".join(head.id for head in active)
+    require(len(active) < 2, "job", name, f"is the name of jobs of {len(active)} tenants", f"give an id: {ids}")
+    return active[0] if active else max(heads, key=lambda head: head.submitted_s)
 
 
 def _unmet_wish(job: Job) -> str | None:

@@ -132,7 +132,7 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
         _check_data("data", job.get("data"), data_roots)
         _check_data("final_checkpoint", job.get("final_checkpoint"), data_roots)
         key = None if idempotency_key is None else f"{who.name}/{idempotency_key}"
-        return api.submit(job, request_id=key, dry_run=dry_run)
+        return TenantView(api, who).shown(api.submit(job, request_id=key, dry_run=dry_run))
 
     @app.get("/v1/jobs")
     def list_jobs(
@@ -173,7 +173,8 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
     @app.post("/v1/jobs/{job}/resize")
     def resize_job(job: str, wish: Resize, who: Account = submit) -> dict[str, Any]:
         """Ask for another range of devices or a fixed layout; of many wishes the last one counts."""
-        return api.resize(TenantView(api, who).find(job).id, wish.devices, wish.layout, wish.dry_run)
+        seen = TenantView(api, who)
+        return seen.shown(api.resize(seen.find(job).id, wish.devices, wish.layout, wish.dry_run))
 
     @app.post("/v1/jobs/{job}/cancel")
     def cancel_job(job: str, who: Account = submit) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
-from suika.control.api import Api, latest
+from suika.control.api import Api, meant
 from suika.control.auth import Account
 from suika.core.errors import NotFoundError
 from suika.core.job import ENDED, Job, JobState
@@ -25,11 +25,12 @@ class TenantView:
         self.who = who
 
     def find(self, name: str) -> Job:
-        """The job of this id or name: the active one, else the latest that ended. Raises `NotFoundError`."""
+        """The job of this id or name: the active one, else the latest that ended. Raises `NotFoundError`, or
+        `SpecError` for a name that several active jobs bear."""
         found = [head for head in self.api.state.store.named(name) if self.who.sees(head.tenant)]
         if not found:
             raise NotFoundError("job", name, "there is no such job")
-        return self.api.state.store.job(latest(found).id)
+        return self.api.state.store.job(meant(found, name).id)
 
     def page(self, all: bool, state: JobState | None, after: str | None, limit: int) -> tuple[list[Job], bool]:
         """At most `limit` jobs after the one with id `after`, and whether there are more."""
