@@ -17,13 +17,14 @@ REPORT["jobs"] = [ROW | {"moves": 1, "failed_moves": 0, "moved_bytes": 5}]
 
 
 def test_times_are_moments_or_ages() -> None:
-    assert usage._moment(None, 1000.0) is None
-    assert usage._moment("90s", 1000.0) == 910.0
-    assert usage._moment("1.5h", 10_000.0) == 4600.0
-    assert usage._moment("1970-01-02T00:00+00:00", 0.0) == 86400.0
+    assert usage._moment(None) is None
+    assert usage._moment("90s") == -90.0, "by the controller's clock"
+    assert usage._moment("1.5h") == -5400.0
+    assert usage._moment("0s") < 0, "now, not the epoch"
+    assert usage._moment("1970-01-02T00:00+00:00") == 86400.0
     for wrong in ("soon", "12", "-3h", "2026-13-01"):
         with pytest.raises(SpecError, match="is no time"):
-            usage._moment(wrong, 0.0)
+            usage._moment(wrong)
 
 
 def test_csv_has_a_row_per_job_and_type(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +33,6 @@ def test_csv_has_a_row_per_job_and_type(monkeypatch: pytest.MonkeyPatch, capsys:
     usage.usage(since="2h", tenant="a", output="csv")
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (row["name"], float(row["device_s"]), row["moves"]) == ("x", 7200.0, "1")
-    assert (asked["tenant"], asked["until"]) == ("a", None)
+    assert (asked["tenant"], asked["since"], asked["until"]) == ("a", -7200.0, None)
     usage.usage(output="json")
     assert '"device_s": 7200.0' in capsys.readouterr().out

@@ -100,6 +100,19 @@ def test_a_tenant_sees_only_its_own(world: World) -> None:
     assert world.api.usage_seen_by(lambda tenant: tenant == "research", None, None, "secret")["jobs"] == []
 
 
+def test_ages_are_by_the_controllers_clock(world: World) -> None:
+    """An emulated cluster's runs many times as fast as the caller's."""
+    world.start("secret", "n0/1", tenant="secret")
+    world.turn(100.0)
+    world.start("a", "n0/0", tenant="research")
+    world.turn(100.0)
+    report = world.api.usage(since=-60.0, until=-20.0)
+    assert (report["since_s"], report["until_s"]) == (world.now - 60.0, world.now - 20.0)
+    assert row_of(report, "a")["device_s"] == pytest.approx(40.0)
+    mine = world.api.usage_seen_by(lambda tenant: tenant == "research", None, None, None)
+    assert mine["since_s"] == world.job("a").submitted_s, "when others began is theirs to know"
+
+
 def test_a_restart_changes_nothing_of_it(tmp_path: Path) -> None:
     """The same database read by a book of this life and by one of the next."""
     url = f"sqlite:///{tmp_path}/suika.db"

@@ -17,6 +17,7 @@ from suika.core.errors import SpecError
 
 UsageFormat = Literal["table", "wide", "json", "yaml", "csv"]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_JUST_NOW_S = 1e-6
 
 TENANT_COLUMNS = [
     Column("TENANT", lambda row: row["tenant"]),
@@ -50,8 +51,7 @@ def usage(
     json: JsonOption = False,
 ) -> None:
     """What tenants have used: device time by type, waiting, moves. CSV has a row per job and device type."""
-    now_s = time.time()
-    found = ask("usage", since=_moment(since, now_s), until=_moment(until, now_s), tenant=tenant)
+    found = ask("usage", since=_moment(since), until=_moment(until), tenant=tenant)
     if output == "csv" and not json:
         _emit_csv(found["jobs"])
         return
@@ -61,12 +61,12 @@ def usage(
         note(f"from {_shown(found['since_s'])} to {_shown(found['until_s'])}")
 
 
-def _moment(text: str | None, now_s: float) -> float | None:
-    """Seconds since the epoch."""
+def _moment(text: str | None) -> float | None:
+    """Seconds since the epoch; below 0: so long ago by the controller's clock, which may not be ours."""
     if text is None:
         return None
     if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return now_s - float(ago[1]) * _UNITS[ago[2]]
+        return -max(float(ago[1]) * _UNITS[ago[2]], _JUST_NOW_S)
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):

@@ -285,7 +285,8 @@ class Api:
     def usage(
         self, since: float | None = None, until: float | None = None, tenant: str | None = None
     ) -> dict[str, Any]:
-        """What was used from `since` to `until` (seconds since the epoch), by tenant and by job and device type."""
+        """What was used from `since` to `until` (seconds since the epoch; below 0: so long ago), by tenant and by job
+        and device type."""
         return self.usage_seen_by(lambda other: True, since, until, tenant)
 
     def usage_seen_by(

@@ -36,6 +36,7 @@ POLL_S = 0.25  # how late a followed event may be
 REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": Refusal} for code in (400, 401, 403, 404, 409, 413, 422, 503)
 }
+_MOMENT = "seconds since the epoch; below 0: so long ago by the controller's clock"
 Text = Annotated[str, Field(max_length=200)]
 
 
@@ -211,8 +212,8 @@ def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Ba
 
     @app.get("/v1/usage")
     def report_usage(
-        since: Annotated[float | None, Query(ge=0, lt=2**53, description="seconds since the epoch")] = None,
-        until: Annotated[float | None, Query(ge=0, lt=2**53)] = None,
+        since: Annotated[float | None, Query(gt=-(2**53), lt=2**53, description=_MOMENT)] = None,
+        until: Annotated[float | None, Query(gt=-(2**53), lt=2**53, description=_MOMENT)] = None,
         tenant: Annotated[str | None, Query(max_length=64)] = None,
         who: Account = view,
     ) -> dict[str, Any]:

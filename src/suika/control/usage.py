@@ -78,14 +78,16 @@ class UsageBook:
         until_s: float | None = None,
         sees: Callable[[str], bool] = lambda tenant: True,
     ) -> dict[str, Any]:
-        """Device-seconds, waiting and moves in the seconds from `since_s` to `until_s` (by default from the first event
-        to `now_s`), of the tenants that `sees` lets through: per tenant, and per job and device type."""
+        """Device-seconds, waiting and moves in the seconds from `since_s` to `until_s` (by default from the first job
+        to `now_s`; below 0: so long before `now_s`), of the tenants that `sees` lets through: per tenant, and per job
+        and device type."""
         with self._lock:
             self._read()
-            first_s = min((account.submitted_s for account in self._accounts.values()), default=now_s)
-            begin_s, end_s = first_s if since_s is None else since_s, now_s if until_s is None else min(until_s, now_s)
-            require(begin_s <= end_s, "usage.since", begin_s, f"is after the end of the time asked for ({end_s:.0f})")
             accounts = [account for account in self._accounts.values() if sees(account.tenant)]
+            first_s = min((account.submitted_s for account in accounts), default=now_s)
+            begin_s = first_s if since_s is None else _moment(since_s, now_s)
+            end_s = now_s if until_s is None else min(_moment(until_s, now_s), now_s)
+            require(begin_s <= end_s, "usage.since", begin_s, f"is after the end of the time asked for ({end_s:.0f})")
             rows = [row for account in accounts for row in _rows(account, begin_s, end_s, type_of)]
         return {"since_s": begin_s, "until_s": end_s, "tenants": _by_tenant(rows), "jobs": rows}
 
@@ -123,6 +125,10 @@ class UsageBook:
                 account.end(at_s)
             case kind if kind in _LEAVES:
                 account.hold(at_s, ())
+
+
+def _moment(said_s: float, now_s: float) -> float:
+    return said_s if said_s >= 0 else now_s + said_s
 
 
 def _rows(account: _Account, begin_s: float, end_s: float, type_of: TypeOf) -> list[dict[str, Any]]:
