@@ -17,6 +17,7 @@ from suika.reshard.lean import LeanMove, Piece, pieces_of
 from suika.reshard.links import Links
 from suika.reshard.moveplan import plan_move
 from suika.reshard.state import JobShape
+from suika.reshard.transports.base import TransportError
 from suika.reshard.transports.inprocess import Hub
 
 CLUSTER = labels.cluster(nodes=2, devices=3)
@@ -79,5 +80,33 @@ def test_a_refused_allocation_halfway_leads_back_on_every_device() -> None:
 
     labels.in_threads([partial(run, move) for move in moves])
     assert len(refused) == len(moves)
+    assert not any(move.is_torn for move in moves)
     state = {d: m.old for d, m in zip(pieces[0].there.participants, moves, strict=True) if d in before.devices}
     labels.check_labels(SHAPE, before, state)
+
+
+@pytest.mark.parametrize(("call", "torn"), [(1, False), (12, True)])
+def test_who_fails_alone_knows_whether_there_is_a_way_back(call: int, torn: bool) -> None:
+    """In the first piece nobody has let go of anything; later the others are inside of a piece that never ends."""
+    before, _, pieces = _case(*PAIRS[0])
+    moves = _moves(before, pieces)
+    hub, asked = moves[0]._transport.hub, []  # type: ignore[attr-defined]
+
+    def fail(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        asked.append(size)
+        if len(asked) == call:
+            hub.break_link("one is gone")
+            raise OSError("cannot map")
+        return torch.empty(tuple(size), dtype=dtype)
+
+    moves[3]._make = fail
+
+    def run(move: LeanMove) -> None:
+        with pytest.raises(OSError if move is moves[3] else TransportError, match="cannot map|one is gone"):
+            move.run()
+
+    labels.in_threads([partial(run, move) for move in moves])
+    assert moves[3].is_torn == torn
+    if not torn:
+        state = {d: m.undo() for d, m in zip(pieces[0].there.participants, moves, strict=True) if d in before.devices}
+        labels.check_labels(SHAPE, before, state)

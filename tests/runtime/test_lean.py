@@ -56,3 +56,24 @@ def test_a_death_on_the_way_falls_back_to_the_snapshot(run: Callable[..., Watche
     job_run.wait_steps(2)
     last = job_run.preempt().result(60)
     assert_state_is_exact(Path(last.snapshot), job, last.step)
+
+
+def test_a_failure_on_the_way_back_is_a_loss(run: Callable[..., Watched], tmp_path: Path) -> None:
+    job = spec(snapshot_every_steps=5)
+    job_run = run(job)
+    job_run.start(plan(*OLD, job), 1).result(60)
+    job_run.wait(Snapshotted)
+
+    def refuse() -> bool:
+        (tmp_path / FAULT).write_text(json.dumps({"at": ["bind", "a/0", 4], "do": "refuse"}))
+        return False
+
+    error = str(job_run.redeploy(plan(*NEW, job), 2, USER, refuse, mode="lean").exception(30))
+    assert "the owner's record of the job has changed; then, on the way back" in error
+    ended = job_run.wait(Ended)
+    assert ended.outcome == Outcome.LOST
+    (tmp_path / FAULT).unlink()
+    job_run.start(plan(*NEW, job), 3, ended.snapshot).result(60)
+    job_run.wait_steps(2)
+    last = job_run.preempt().result(60)
+    assert_state_is_exact(Path(last.snapshot), job, last.step)

@@ -112,6 +112,13 @@ class LeanMove:
         self.reports: list[MoveReport] = []
         self._pieces, self._device, self._transport, self._make = pieces, device, transport, make
         self._done = 0  # the ledger: so many pieces belong to their new owners
+        self._under_way = False  # a piece may have arrived on some participants and not on others
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether there is no common way back after an error of this participant alone: some pieces are over there, and
+        the others may or may not have the one in question."""
+        return self._done > 0 and (self._under_way or self._done < len(self._pieces))
 
     def run(self) -> dict[str, torch.Tensor]:
         """The new buffers. When a piece is refused, by anybody, all is as it was and `MoveError` rises on everybody; a
@@ -133,7 +140,17 @@ class LeanMove:
         return self.old
 
     def _carry(self, plan: MovePlan, source: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> None:
-        """One piece arrives, is verified by all, and leaves where it was."""
+        """One piece arrives, is verified by all, and leaves where it was. `MoveError`, which rises on all alike, leaves
+        it where it was."""
+        self._under_way = True
+        try:
+            self._carry_whole(plan, source, target)
+        except MoveError:
+            self._under_way = False
+            raise
+        self._under_way = False
+
+    def _carry_whole(self, plan: MovePlan, source: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> None:
         me = plan.index(self._device)
         leaving = {name: source[name] for name in plan.old.specs(me)}
         try:

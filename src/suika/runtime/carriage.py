@@ -38,6 +38,11 @@ class Carriage(Protocol):
         given, runs beside the rest of the transfer."""
         ...
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether participants may hold parts of both states, with no common way back."""
+        ...
+
     def restore(self) -> None:
         """After an abort, with all participants alive: the old program has its state again."""
         ...
@@ -55,6 +60,8 @@ class Kept:
         near = Nearby.prepare(plan, plan.index(device), old, way.transport, way.make)
         self._mover = Mover(plan, device, old, way.transport, near=near)
         self._streaming: threading.Thread | None = None  # brings masters and moments while the new program computes
+
+    is_torn = False
 
     def agree(self, word: Any) -> list[Any]:
         return self._mover.agree(word)
@@ -111,15 +118,19 @@ class Lean:
             raise MemoryError(f"a lean move needs {more} bytes more than now, {memfd.available_bytes()} are available")
         self._move: LeanMove | None = None
 
+    @property
+    def is_torn(self) -> bool:
+        return self._move is not None and self._move.is_torn
+
     def agree(self, word: Any) -> list[Any]:
         return [json.loads(said) for said in self._way.transport.all_gather(json.dumps(word).encode())]
 
     def carry(self, ready: Ready | None, begin: Callable[[], None] | None) -> MoveReport:
         old = dict(self._live.buffers()) if self._live is not None else {}
-        if self._live is not None:
-            _let_go(self._live)
         self._move = LeanMove(self._pieces, self._device, old, self._way.transport, self._way.make)
         del old
+        if self._live is not None:
+            _let_go(self._live)  # what goes wrong in it is restored, too
         buffers = self._move.run()
         if ready is not None:
             ready(buffers)

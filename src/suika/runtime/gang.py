@@ -43,7 +43,8 @@ class DiedError(RuntimeError):
 
 
 class UnableError(RuntimeError):
-    """A process says that it cannot do what it was asked. `link`: because it cannot reach another."""
+    """A process says that it cannot do what it was asked. `link`: because it cannot reach another, or state is in two
+    halves: a loss, not a failure of the program."""
 
     def __init__(self, member: Member, error: str, link: bool) -> None:
         super().__init__(f"{member.process}: {error}")

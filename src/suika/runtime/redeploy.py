@@ -161,7 +161,7 @@ class Move:
             raise error
         self._tell("abort", restore=under_way)
         if under_way:
-            self._gather("resumed", self._old.values(), self._limits.move_s, complaint=None)
+            self._await_the_way_back(error)
         self._gang.kill(self._joiners.values())
         if self._joiners:
             self._run.emit(Released(self._run.job_id, self._record.generation, tuple(self._joiners)))
@@ -171,6 +171,13 @@ class Move:
         self._record = replace(self._record, error=str(error), total_s=total_s)
         self._enter(Phase.ABORTED)
         return self._record
+
+    def _await_the_way_back(self, error: Exception) -> None:
+        """Who fails on it leaves the state in two halves: a loss, like a link's, not a failure of the program."""
+        try:
+            self._gather("resumed", self._old.values(), self._limits.move_s, complaint=None)
+        except UnableError as broken:
+            raise UnableError(broken.member, f"{error}; then, on the way back, {broken}", link=True) from error
 
     def _gather(
         self, say: str, members: Any, timeout_s: float, generation: int | None = None, complaint: str | None = "unable"
