@@ -345,6 +345,7 @@ class DurableConformance(StoreConformance):
             store.append(float(number), "tick", None, number=number)
         file = tmp_path / "backup.gz"
         rows = backup(url, file)  # beside the running controller
+        assert file.stat().st_mode & 0o077 == 0, "jobs' variables are nobody else's"
         assert restore(empty_url, file) == rows == 600 + 4
         with pytest.raises(SpecError, match="not empty"):
             restore(empty_url, file)

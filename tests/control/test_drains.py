@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from world import World
 
@@ -79,6 +81,24 @@ def test_the_deadline_is_on_record(world: World) -> None:
     again = Drains(world.controller.state, lambda *_: None)
     assert again.row("n0") == drain_of(world)
     assert again.row("n0")["until_s"] == world.now + 600
+
+
+def test_after_a_restart_the_record_is_read_once_for_all_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node, deadline_s in (("n0", 60.0), ("n1", 90.0), ("n0", 70.0)):
+        world.api.drain(node, deadline_s=deadline_s)
+    asked, events = [], world.store.events
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return events(*arguments)
+
+    monkeypatch.setattr(world.store, "events", counted)
+    drains = Drains(world.controller.state, lambda *_: None)
+    assert [drains.row(node)["until_s"] for node in ("n0", "n1")] == [world.now + 70.0, world.now + 90.0]
+    assert len(asked) == 2, "a page, and the end"
+    world.store.set_draining(frozenset())
+    Drains(world.controller.state, lambda *_: None)
+    assert len(asked) == 2, "nobody drains: nothing to look for"
 
 
 @pytest.mark.parametrize("deadline_s", [0, -1, float("nan"), float("inf"), "10m", True, 1e12])

@@ -444,6 +444,21 @@ def test_the_command_line_over_the_network(
     assert left.value.code == 3
 
 
+def test_a_page_of_others_events_does_not_hide_ones_own(rest: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from suika.cli.ask import ask
+
+    world = rest.world
+    theirs = world.submit("theirs", tenant="product")
+    for _ in range(50):
+        world.store.append(world.now, "snapshot", theirs)
+    world.submit("mine", tenant="research")
+    monkeypatch.setenv("SUIKA_SERVER", rest.url)
+    monkeypatch.setenv("SUIKA_TOKEN", rest.tokens["ann"])
+    seen = ask("events", limit=10)
+    assert [event["job_id"] for event in seen] == [world.job("mine").id]
+    assert ask("events", after=seen[-1]["seq"], limit=10) == []
+
+
 def test_tls_by_files(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 

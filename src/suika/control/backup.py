@@ -24,9 +24,13 @@ _ROWS_AT_ONCE = 500
 
 
 def backup(url: str, path: Path) -> int:
-    """Write all rows of the database at `url` to `path` (by rename: all or nothing). Returns their number."""
+    """Write all rows of the database at `url` to `path` (by rename: all or nothing). Returns their number.
+
+    Only its owner may read the file: jobs' variables are in it."""
     engine = open_engine(url)
     draft = path.with_name(path.name + ".tmp")
+    draft.unlink(missing_ok=True)
+    draft.touch(mode=0o600)
     isolation = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
     with engine.connect().execution_options(reads_only=True, **isolation) as connection:
         revision = MigrationContext.configure(connection).get_current_revision()

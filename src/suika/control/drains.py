@@ -37,7 +37,7 @@ class Drains:
 
     def __init__(self, state: State, stop: Stop) -> None:
         self._state, self._stop = state, stop
-        self._drains = {node: self._on_record(node) for node in sorted(state.store.draining())}
+        self._drains = self._on_record(state.store.draining())
 
     def begin(self, node: str, deadline_s: float | None) -> None:
         """Also another deadline for a drain that is going on."""
@@ -99,15 +99,17 @@ class Drains:
         state = "late" if late else "draining" if left else "drained"
         return {"state": state, "since_s": drain.since_s, "until_s": drain.until_s, "left": told}
 
-    def _on_record(self, node: str) -> Drain:
-        after, last = 0, None
-        while page := self._state.store.events(after, None, 10_000):
+    def _on_record(self, nodes: frozenset[str]) -> dict[str, Drain]:
+        """As they were begun last: one pass over the events for all of them, and none if there are none."""
+        found = {node: Drain(node, self._state.clock(), None) for node in sorted(nodes)}
+        after = 0
+        while nodes and (page := self._state.store.events(after, None, 10_000)):
             after = page[-1].seq
-            found = [event for event in page if event.kind == "node-draining" and event.data.get("node") == node]
-            last = found[-1] if found else last
-        if last is None:
-            return Drain(node, self._state.clock(), None)
-        return Drain(node, last.at_s, last.data.get("until_s"))
+            for event in page:
+                if event.kind == "node-draining" and event.data.get("node") in nodes:
+                    node = event.data["node"]
+                    found[node] = Drain(node, event.at_s, event.data.get("until_s"))
+        return found
 
 
 def _why_left(job: Job) -> str:

@@ -10,11 +10,13 @@ import base64
 import binascii
 import json
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from suika.control.agents import AgentHub, UnreachableError
 from suika.control.state import State
+from suika.control.store import Event
 from suika.core.cluster import Device
 from suika.core.errors import SpecError, require
 from suika.core.job import ENDED, Job
@@ -80,9 +82,10 @@ class JobLogs:
     def page(self, job: Job, rank: int | None, tail: int | None, cursor: str | None) -> dict[str, Any]:
         """The next lines after `cursor`; without one the first, or the last `tail` of each process."""
         ended = job.state in ENDED  # read first: what it printed before is there when it has ended
-        seen, plans = _positions(cursor), self._plans(job)
+        events = self._state.store.events(job_id=job.id)
+        seen, plans = _positions(cursor), _plans(job, events)
         entries, missing, budget, more = [], [], PAGE_BYTES, False
-        for node in self._nodes(job):
+        for node in _nodes(events):
             try:
                 for log in self._shelf.logs(node, job.id):
                     device = _device(log.process, node)
@@ -95,8 +98,9 @@ class JobLogs:
                         text, at = self._tail(node, log, tail)
                     elif log.end > at and budget > 0:
                         asked = min(_PIECE_BYTES, budget)
-                        data, _ = self._shelf.read(node, log.process, at, asked)
-                        whole = _whole_lines(data, ended and at + len(data) >= log.end)
+                        data, after = self._shelf.read(node, log.process, at, asked)
+                        at = max(at, after - len(data))  # later, if its oldest part went meanwhile
+                        whole = _whole_lines(data, ended and after >= log.end)
                         text, at = whole.decode(errors="replace"), at + len(whole)
                         budget -= len(data)
                         more |= len(data) == asked and at < log.end
@@ -122,20 +126,20 @@ class JobLogs:
         kept = data.splitlines(keepends=True)[-lines:] if lines else []
         return b"".join(kept).decode(errors="replace"), after
 
-    def _plans(self, job: Job) -> dict[int, Plan]:
-        """By generation, oldest first."""
-        events = self._state.store.events(job_id=job.id)
-        shown = [event.data for event in events if event.kind in ("launched", "committed")]
-        plans = {data["generation"]: Plan.from_dict(data["plan"]) for data in shown}
-        if job.plan is not None:
-            plans[job.generation] = job.plan
-        return dict(sorted(plans.items()))
 
-    def _nodes(self, job: Job) -> list[str]:
-        """Where it was ever sent to."""
-        events = self._state.store.events(job_id=job.id)
-        devices = [text for event in events if event.kind == "decided" for text in event.data["devices"]]
-        return list(dict.fromkeys(Device.parse(text).node for text in devices))
+def _plans(job: Job, events: Sequence[Event]) -> dict[int, Plan]:
+    """By generation, oldest first."""
+    shown = [event.data for event in events if event.kind in ("launched", "committed")]
+    plans = {data["generation"]: Plan.from_dict(data["plan"]) for data in shown}
+    if job.plan is not None:
+        plans[job.generation] = job.plan
+    return dict(sorted(plans.items()))
+
+
+def _nodes(events: Sequence[Event]) -> list[str]:
+    """Where the job was ever sent to."""
+    devices = [text for event in events if event.kind == "decided" for text in event.data["devices"]]
+    return list(dict.fromkeys(Device.parse(text).node for text in devices))
 
 
 def _device(process: str, node: str) -> Device | None:

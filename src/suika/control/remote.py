@@ -32,6 +32,8 @@ def call(name: str, server: str, timeout_s: float = 60.0, **arguments: Any) -> A
         headers["Idempotency-Key"] = arguments.pop("request_id")
     if name == "jobs":
         return _all_jobs(server, headers, timeout_s, arguments)
+    if name == "events":
+        return _next_events(server, headers, timeout_s, arguments)
     method, path, body, key = route(arguments)
     answer = _send(server, method, path, body, headers, timeout_s)
     return answer if key is None else answer[key]
@@ -48,6 +50,17 @@ def _all_jobs(server: str, headers: Mapping[str, str], timeout_s: float, argumen
         after = page["next"]
         if after is None:
             return rows
+
+
+def _next_events(server: str, headers: Mapping[str, str], timeout_s: float, arguments: Mapping[str, Any]) -> list[Any]:
+    """The next page that shows anything: on one that holds only what others may see the account sees nothing."""
+    after = arguments.get("after") or 0
+    while True:
+        method, path, body, _ = _ROUTES["events"]({**arguments, "after": after})
+        page = _send(server, method, path, body, headers, timeout_s)
+        if page["events"] or page["next"] == after:
+            return list(page["events"])
+        after = page["next"]
 
 
 def _send(server: str, method: str, path: str, body: Any, headers: Mapping[str, str], timeout_s: float) -> Any:
