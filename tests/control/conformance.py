@@ -260,13 +260,18 @@ class DurableConformance(StoreConformance):
         assert [event.seq for event in events] == list(range(1, 41))
 
     def test_an_earlier_controller_writes_nothing(self, url: str) -> None:
+        from suika.control.accounts import Accounts
+        from suika.control.auth import Role
         from suika.control.database import DatabaseStore, FencedError
+        from suika.core.quota import Quota
 
         fenced: list[bool] = []
         old = DatabaseStore(url, on_fenced=lambda: fenced.append(True))
         job = running(old)
         new = DatabaseStore(url)
         before = (new.jobs(), new.events())
+        people = Accounts(old.engine, fence=old.check_term)
+        Accounts(new.engine, fence=new.check_term).add("ada", Role.ADMIN)
         writes = (
             lambda: old.put(job.update(num_moves=9)),
             lambda: old.add(Job("j2", spec("b"), 6.0)),
@@ -274,6 +279,11 @@ class DurableConformance(StoreConformance):
             lambda: old.saved("j1", 1, 20, "/snapshots/20"),
             lambda: old.set_draining(frozenset({"n0"})),
             lambda: old.calibrated("j1", "cpu", {"version": 1}),
+            lambda: people.set_quota("research", Quota(max=4)),
+            lambda: people.add("eve", Role.ADMIN),
+            lambda: people.issue("ada"),
+            lambda: people.revoke("ada"),
+            lambda: people.remove("ada"),
         )
         for write in writes:
             with pytest.raises(FencedError):
@@ -286,6 +296,8 @@ class DurableConformance(StoreConformance):
         assert (third.jobs(), third.events()) == before
         assert third.snapshot("j1") is None
         assert third.draining() == frozenset()
+        people = Accounts(third.engine)
+        assert ([account.name for account in people.all()], people.quotas()) == (["ada"], {})
         third.close()
 
     def test_the_migrations_make_the_tables(self, store: Any) -> None:

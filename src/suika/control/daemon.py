@@ -68,7 +68,7 @@ class Daemon:
         self.store = DatabaseStore(database or f"sqlite:///{folder.absolute()}/suika.db", on_fenced=_leave_at_once)
         self.store.remember(*expected)
         cluster = Cluster(self.store.nodes())
-        self.accounts = Accounts(self.store.engine)
+        self.accounts = Accounts(self.store.engine, fence=self.store.check_term)
         pricing, launcher = world.pricing(cluster), world.launcher(folder.absolute())
         clock = world.clock(folder)
         self.controller = Controller(

@@ -174,7 +174,7 @@ class DatabaseStore:
             try:
                 with self.engine.begin() as connection:
                     self._open = _Transaction(connection)
-                    self._check_term(connection)
+                    self.check_term(connection)
                     self._flush_progress(connection)
                     yield self._open
                     self._open.flush()
@@ -187,7 +187,8 @@ class DatabaseStore:
                 self._open = None
             self._progress.clear()
 
-    def _check_term(self, connection: Connection) -> None:
+    def check_term(self, connection: Connection) -> None:
+        """Raise `FencedError` in a transaction of a controller that is not the present one."""
         # On PostgreSQL the shared lock makes a take-over wait for this transaction, or this one see it.
         term = connection.execute(select(tables.controller.c.term).with_for_update(read=True)).scalar_one()
         if term != self.term:
