@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 PROGRAM = """
 import os, sys
@@ -69,3 +71,18 @@ def test_exit_codes_and_mistakes(tmp_path: Path) -> None:
     assert run(tmp_path, sys.executable, "program.py", "3", code=3)["exit_code"] == 3
     assert "took no optimizer step" in run(tmp_path, sys.executable, "-c", "pass", code=2)
     assert "cannot be run" in run(tmp_path, "./no-such-program", code=2)
+
+
+def test_a_program_that_ends_inside_the_window_ends_as_it_would_have(tmp_path: Path) -> None:
+    """Its exit code and the steps it took are there, whatever its RANK is, and YAML is one document."""
+    alone = PROGRAM.replace("range(10)", "range(6)").replace('"RANK" in os.environ', "False")
+    (tmp_path / "short.py").write_text(alone)
+    words = [sys.executable, "-m", "suika.cli", "exec", "-o", "yaml", "--device-type", "cpu", "--"]
+    command = [*words, sys.executable, "short.py", "4"]
+    odd = {**os.environ, "RANK": "first", "WORLD_SIZE": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=odd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4, done.stderr
+    report = yaml.safe_load(done.stdout)
+    assert (report["exit_code"], report["errors"]) == (4, [])
+    assert [s["step"] for s in report["samples"]] == [5]
+    assert report["samples"][0]["op_s"]["gemm"] > 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suika.cli.output import Column, JsonOption, OutputOption, emit, note, seconds, size
+from suika.cli.output import Column, Format, JsonOption, OutputOption, emit, note, seconds, size
 from suika.core.errors import SpecError, require
 
 
@@ -52,10 +52,13 @@ def exec_(
         "factors": profile.factors.table(),
         "errors": list(profile.errors),
     }
-    emit(report, [_row(s) for s in report["samples"]], SAMPLE_COLUMNS, "json" if json else output)  # type: ignore[attr-defined]
-    if output != "json" and not json:
+    output_as: Format = "json" if json else output
+    emit(report, [_row(s) for s in report["samples"]], SAMPLE_COLUMNS, output_as)  # type: ignore[attr-defined]
+    if output_as in ("table", "wide"):
         emit(report, [row for row in profile.factors.table() if row["factor"] != 1.0], FACTOR_COLUMNS, output)
         note(f"steady step: {seconds(report['step_s'])} ({report['ranks']} ranks on {kind})")  # type: ignore[arg-type]
+    if not report["samples"] and not profile.errors:
+        note(f"no window: the program took fewer than {skip + 1} optimizer steps (see --skip)")
     for error in dict.fromkeys(profile.errors):
         note(f"the profiler failed in the program: {error}")
     if code:

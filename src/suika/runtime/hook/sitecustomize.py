@@ -18,8 +18,15 @@ import sys
 import time
 from typing import Any
 
+
+def _number(name: str, default: int) -> int:
+    """A whole number of the environment, which is the program's own: what is none counts as `default`."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else default
+
+
 FOLDER = os.environ.get("SUIKA_EXEC_DIR")
-SKIP, STEPS = int(os.environ.get("SUIKA_EXEC_SKIP", "5")), int(os.environ.get("SUIKA_EXEC_STEPS", "3"))
+SKIP, STEPS = _number("SUIKA_EXEC_SKIP", 5), _number("SUIKA_EXEC_STEPS", 3)
 
 
 class Recorder:
@@ -32,7 +39,7 @@ class Recorder:
         self.window: dict[str, Any] | None = None
         self.profile: Any = None
         self.profiler_s, self.precision, self.first_record = 0.0, "fp32", 0
-        atexit.register(self.write)
+        atexit.register(self.end)
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """After every optimizer step in this process."""
@@ -70,28 +77,36 @@ class Recorder:
 
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        wall_s = time.perf_counter() - self.ends_s[SKIP - 1]
-        self.profile.__exit__(None, None, None)
+        wall_s, steps = time.perf_counter() - self.ends_s[SKIP - 1], len(self.ends_s) - SKIP
+        profile, self.profile = self.profile, None
+        profile.__exit__(None, None, None)
+        if not steps:
+            return
         on_device = torch.cuda.is_available()
         totals: dict[tuple[str, str], list[Any]] = {}
-        for event in self.profile.events():
+        for event in profile.events():
             seconds = (event.self_device_time_total if on_device else event.self_cpu_time_total) / 1e6
             if event.name.startswith(("gloo:", "nccl:")):  # a backend's own note: it runs beside the thread that waits
                 seconds = event.time_range.elapsed_us() / 1e6
             if seconds <= 0:
                 continue
-            shapes = [
-                list(s)
-                for s in event.input_shapes or []
-                if isinstance(s, (list, tuple)) and all(isinstance(n, int) for n in s)
-            ]
+            shapes = [list(s) for s in event.input_shapes or [] if _is_shape(s)]
             row = totals.setdefault((event.name, json.dumps(shapes)), [0, 0.0])
             row[0] += 1
             row[1] += seconds
         ops = [[name, json.loads(shapes), *row] for (name, shapes), row in totals.items()]
         log = flight_records()[self.first_record :]
-        self.window = {"first": SKIP, "steps": STEPS, "wall_s": wall_s, "ops": ops, "collectives": log}
-        self.profile = None
+        self.window = {"first": SKIP, "steps": steps, "wall_s": wall_s, "ops": ops, "collectives": log}
+        self.write()
+
+    def end(self) -> None:
+        """At exit. A window that is still open is closed first, with the steps it has: torch crashes if it ends with
+        one open."""
+        try:
+            if self.profile is not None:
+                self.close()
+        except Exception as error:
+            self.errors.append(repr(error))
         self.write()
 
     def write(self) -> None:
@@ -99,8 +114,8 @@ class Recorder:
         if not self.ends_s or FOLDER is None:
             return
         document = {
-            "rank": int(os.environ.get("RANK", "0")),
-            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "rank": _number("RANK", 0),
+            "world_size": _number("WORLD_SIZE", 1),
             "pid": os.getpid(),
             "precision": self.precision,
             "step_s": [b - a for a, b in zip(self.ends_s, self.ends_s[1:], strict=False)],
@@ -140,7 +155,7 @@ def flight_records() -> list[list[Any]]:
             num_bytes += count * sizes.get(kind, 4)
         name = entry.get("profiling_name", "?").split(":", 1)[-1]
         group = entry.get("process_group", ("0", ""))
-        size = next((groups[str(key)] for key in group if groups.get(str(key))), int(os.environ.get("WORLD_SIZE", "1")))
+        size = next((groups[str(key)] for key in group if groups.get(str(key))), _number("WORLD_SIZE", 1))
         rows.append([name, num_bytes, size, entry.get("duration_ms")])
     return rows
 
