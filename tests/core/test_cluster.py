@@ -49,6 +49,10 @@ links: {rack: {bandwidth_bytes_per_s: 2.5e10, latency_s: 5e-6}}
     assert cluster_from_dict(cluster.to_dict()) == cluster
 
 
+def with_facts(facts: dict[str, object]) -> dict[str, object]:
+    return {"nodes": [{"name": "a", "devices": 8, "type": "H100"}], "device_types": {"H100": facts}}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -62,8 +66,13 @@ links: {rack: {bandwidth_bytes_per_s: 2.5e10, latency_s: 5e-6}}
         ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": {"moon": {}}}, "moon"),
         (
             {"nodes": [{"name": "a", "devices": 8, "type": "x"}], "links": {"pod": {"bandwidth_bytes_per_s": -1}}},
-            "greater than 0",
+            "greater than or equal to 1",
         ),
+        (with_facts({"peak_tflops": {"bf16": 989e12}}), "peak_tflops.bf16.*less than"),  # FLOP/s
+        (with_facts({"peak_tflops": {"int3": 100}}), "int3"),
+        (with_facts({"memory_gb": 80e9}), "memory_gb.*less than"),  # bytes
+        (with_facts({"memory_gb": 1e-300}), "memory_gb.*greater than"),
+        (with_facts({"memory_gb": float("nan")}), "memory_gb.*finite"),
         ({"nodes": [{"name": "a", "devices": 8, "type": "x"}], 1: 2}, "cluster"),
         ({"nodes": [{"name": "a", "devices": True, "type": "x"}]}, "valid integer"),
         ({"nodes": [{"name": "a", "devices": 8, "type": "x", 1: 2}]}, "cluster.nodes.0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from suika.core.dialects import from_huggingface, layout_from_megatron, megatron_flags, model_from_megatron
@@ -101,3 +103,23 @@ def test_megatron_mistakes() -> None:
         model_from_megatron("--num-layers two --hidden-size 8 --num-attention-heads 2")
     with pytest.raises(SpecError, match="not a multiple"):
         layout_from_megatron(FLAGS, 12, 32)
+
+
+@pytest.mark.parametrize("value", ["abc", [1], {"a": 1}, math.nan, math.inf, True, 10**400])
+@pytest.mark.parametrize("name", ["rope_theta", "rms_norm_eps", "router_aux_loss_coef"])
+def test_numbers_that_are_none_are_named(name: str, value: object) -> None:
+    with pytest.raises(SpecError, match=name):
+        from_huggingface({**LLAMA, name: value})
+
+
+def test_switches_are_true_or_false() -> None:
+    assert from_huggingface({**LLAMA, "tie_word_embeddings": True}).tied
+    assert not from_huggingface({**LLAMA, "tie_word_embeddings": None}).tied
+    with pytest.raises(SpecError, match="tie_word_embeddings"):
+        from_huggingface({**LLAMA, "tie_word_embeddings": "no"})
+
+
+@pytest.mark.parametrize("odd", ["--moe-aux-loss-coeff abc", '--x "unclosed', f"--seed 1 --num-layers {'9' * 5000}"])
+def test_odd_flags_are_named(odd: str) -> None:
+    with pytest.raises(SpecError):
+        model_from_megatron(f"--num-layers 4 --hidden-size 256 --num-attention-heads 8 {odd}")

@@ -13,7 +13,11 @@ from suika.core.cluster import LARGEST, Cluster, Link, Node
 from suika.core.errors import SpecError
 
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
-Positive = Annotated[float, Field(gt=0)]
+# What lies outside of these is in other units (FLOP/s for TFLOP/s, bytes for GB, Gb/s for bytes/s).
+TeraFlops = Annotated[float, Field(ge=1e-6, le=1e6)]
+GigaBytes = Annotated[float, Field(ge=1e-6, le=1e6)]
+BytesPerS = Annotated[float, Field(ge=1, le=1e15)]
+RatePrecision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
 class _Strict(BaseModel):
@@ -39,17 +43,17 @@ class NodeEntry(_Strict):
 class LinkEntry(_Strict):
     """What one device gets through a level, per direction."""
 
-    bandwidth_bytes_per_s: Positive
-    latency_s: Annotated[float, Field(ge=0)] = 0.0
+    bandwidth_bytes_per_s: BytesPerS
+    latency_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
 
 
 class DeviceFacts(_Strict):
     """Facts that override the catalog's for a device type; `like` names the entry to start from."""
 
     like: str | None = None
-    memory_gb: Positive | None = None
-    memory_gb_per_s: Positive | None = None
-    peak_tflops: dict[str, Positive] = {}
+    memory_gb: GigaBytes | None = None
+    memory_gb_per_s: GigaBytes | None = None
+    peak_tflops: dict[RatePrecision, TeraFlops] = {}
 
 
 class ClusterFile(_Strict):

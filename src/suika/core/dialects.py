@@ -13,6 +13,7 @@ from suika.core.model import ModelSpec
 
 GATED_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 PLAIN_TYPES = ("gpt2", "gpt_neox", "gpt_bigcode", "opt", "mpt", "bloom")
+MOST = 1e300  # of a number that is not whole
 # Our field -> the names that config.json files use for it, most common first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -46,12 +47,12 @@ def from_huggingface(config: Any, name: str = "") -> ModelSpec:
     return ModelSpec(
         name=name or str(config.get("_name_or_path") or kind),
         family="llama" if gated else "gpt",
-        tied=bool(config.get("tie_word_embeddings", not gated)),
-        qkv_bias=bool(config.get("attention_bias", kind in ("qwen2", "qwen2_moe"))),
-        rope_theta=float(config.get("rope_theta") or 10_000.0),
-        norm_eps=float(config.get("rms_norm_eps") or config.get("layer_norm_epsilon") or 1e-5),
+        tied=_switch(config, "tie_word_embeddings", not gated),
+        qkv_bias=_switch(config, "attention_bias", kind in ("qwen2", "qwen2_moe")),
+        rope_theta=_real(config, "rope_theta", 10_000.0),
+        norm_eps=_real(config, "rms_norm_eps", _real(config, "layer_norm_epsilon", 1e-5)),
         shared_experts=1 if config.get("shared_expert_intermediate_size") else 0,
-        balance=float(config.get("router_aux_loss_coef") or 0.0),
+        balance=_real(config, "router_aux_loss_coef", 0.0),
         **values,  # type: ignore[arg-type]
     )
 
@@ -66,9 +67,25 @@ def _number(config: Mapping[str, Any], field: str, names: Sequence[str]) -> int:
     return 0
 
 
+def _real(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name)
+    ok = value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST)
+    require(ok, f"config.json.{name}", value, "must be a finite number")
+    return float(value or default)
+
+
+def _switch(config: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = config.get(name)
+    require(value is None or isinstance(value, bool), f"config.json.{name}", value, "must be true or false")
+    return default if value is None else bool(value)
+
+
 def megatron_flags(text: str | Sequence[str]) -> dict[str, str]:
     """Flags of a Megatron-LM command line as {name: value} ("" for a switch); other words are left out."""
-    words = shlex.split(text) if isinstance(text, str) else list(text)
+    try:
+        words = shlex.split(text) if isinstance(text, str) else list(text)
+    except ValueError as error:
+        raise SpecError("megatron flags", text, f"cannot be read: {error}", "close the quotation") from None
     flags: dict[str, str] = {}
     for i, word in enumerate(words):
         if word.startswith("--"):
@@ -100,7 +117,7 @@ def model_from_megatron(text: str | Sequence[str], name: str = "megatron") -> Mo
         experts=experts,
         experts_per_token=_flag(flags, "moe-router-topk", 2) if experts else 0,
         expert_ffn=_flag(flags, "moe-ffn-hidden-size", 0) if experts else 0,
-        balance=float(flags.get("moe-aux-loss-coeff") or 0.0),
+        balance=_real_flag(flags, "moe-aux-loss-coeff"),
     )
 
 
@@ -139,5 +156,12 @@ def _flag(flags: Mapping[str, str], name: str, default: int | None = None) -> in
         if default is None:
             raise SpecError(f"--{name}", None, "is missing", "give the model's Megatron flags in full")
         return default
-    require(text.isdecimal(), f"--{name}", text, "must be a whole number")
+    require(text.isdecimal() and len(text) < 20, f"--{name}", text, "must be a whole number")
     return int(text)
+
+
+def _real_flag(flags: Mapping[str, str], name: str) -> float:
+    try:
+        return float(flags.get(name) or 0.0)
+    except ValueError:
+        raise SpecError(f"--{name}", flags[name], "must be a number") from None
