@@ -69,6 +69,8 @@ def test_command_reads_config_json_and_megatron_flags(capsys: pytest.CaptureFixt
     "wrong",
     [
         ["no-such-model", *PLAN[1:]],
+        ["", *PLAN[1:]],
+        ["x" * 5000, *PLAN[1:]],  # longer than a file's name may be
         [PLAN[0], "--cluster", "2x8:Z9", *PLAN[3:]],
         [*PLAN, "--devices", "99"],
         [*PLAN, "--precision", "int3"],
@@ -78,6 +80,13 @@ def test_command_reads_config_json_and_megatron_flags(capsys: pytest.CaptureFixt
 def test_mistakes_are_named(wrong: list[str]) -> None:
     with pytest.raises(SpecError):
         load("suika.cli.plan:plan")(args=wrong, prog_name="plan", standalone_mode=False)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"num_hidden_layers":' + "9" * 5000 + "}", "", "{", "[1]", "NaN"])
+def test_an_odd_config_json_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(SpecError):
+        load("suika.cli.plan:plan")(args=[str(tmp_path), *PLAN[1:]], prog_name="plan", standalone_mode=False)
 
 
 def test_estimate_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def plan(
     model: Annotated[str, typer.Argument(help="A preset, a config.json, or a file of Megatron flags.")],
     cluster: Annotated[str, typer.Option(help="A YAML file, or NODESxDEVICES:TYPE.")],
-    global_batch: Annotated[int, typer.Option(min=1, help="Sequences per optimizer step.")],
-    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")],
+    global_batch: Annotated[int, typer.Option(min=1, max=10_000_000, help="Sequences per optimizer step.")],
+    sequence_length: Annotated[int, typer.Option(min=1, max=10_000_000, help="Tokens per sequence.")],
     devices: Annotated[int, typer.Option(help="How many devices; 0: all of the cluster.")] = 0,
     device_type: Annotated[str | None, typer.Option(help="Which type, where the cluster has several.")] = None,
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp32, fp8, mxfp8 or nvfp4.")] = "bf16",
@@ -84,17 +84,21 @@ def read_model(text: str) -> ModelSpec:
     from suika.core.dialects import from_huggingface, model_from_megatron
     from suika.core.presets import preset
 
+    if text.startswith("--"):
+        return model_from_megatron(text)
     path = Path(text)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        return model_from_megatron(text) if text.startswith("--") else preset(text)
     try:
+        if text and path.is_dir():
+            path = path / "config.json"
+        if not path.is_file():
+            return preset(text)
         content = path.read_text()
         if path.suffix != ".json":
             return model_from_megatron(content, path.stem)
         return from_huggingface(json.loads(content), path.parent.name or path.stem)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except SpecError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, numbers without an end
         raise SpecError("model", text, f"cannot be read: {error}") from None
 
 
