@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from suika.core.errors import SpecError
@@ -97,7 +97,8 @@ TEXT = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+# A busy machine is no reason to fail: examples are few and small.
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(sorted(GOOD)), TEXT, max_size=4))
 def test_no_row_crashes_and_none_is_lost(changes: dict[str, str]) -> None:
     cases, skipped = parse_cases([{**GOOD, **changes}])
@@ -139,10 +140,21 @@ def test_the_real_table_is_covered(shared_data: Path) -> None:
     assert {s.reason.split(":")[0] for s in skipped} == {"missing"}
 
 
-def test_a_row_with_more_values_than_columns_is_skipped(tmp_path: Path) -> None:
+def test_rows_with_more_or_fewer_values_than_columns_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "cases.csv"
     line = ",".join(GOOD.values())
-    path.write_text(f"{','.join(GOOD)}\n{line}\n{line},more,values\n")
+    few = ",".join([*GOOD.values()][:-2])  # the first row, too: the header says which columns there are
+    path.write_text(f"{','.join(GOOD)}\n{few}\n{line}\n{line},more,values\n")
     cases, skipped = parse_cases(read_rows(path))
     assert len(cases) == 1
-    assert [s.reason for s in skipped] == ["not a row of this table: more values than columns"]
+    assert [(s.row, s.reason) for s in skipped] == [
+        (2, "not a row of this table: fewer values than columns"),
+        (4, "not a row of this table: more values than columns"),
+    ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "cases.csv"
+    path.write_text(f"{','.join(GOOD)}\n{','.join(GOOD.values())}\n", encoding="utf-8-sig")
+    (case,), _ = parse_cases(read_rows(path))
+    assert case.source == "lab"

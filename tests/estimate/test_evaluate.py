@@ -66,7 +66,9 @@ def test_leaving_a_family_out_refits_without_it(table: tuple[list[Case], list[Sk
 def scaled(factor: float, num: int = 40) -> list[Case]:
     """Cases whose measured time is the prediction times `factor`."""
     rows = [
-        {**GOOD, "tp": str(tp), "dp": str(4 // tp), "gbs": str(32 * k)} for tp in (1, 2, 4) for k in range(1, num // 3)
+        {**GOOD, "tp": str(tp), "dp": str(4 // tp), "gbs": str(32 * k), "iter_time_s": "1000"}
+        for tp in (1, 2, 4)
+        for k in range(1, num // 3)
     ]
     cases, skipped = parse_cases(rows)
     assert not skipped
@@ -76,6 +78,12 @@ def scaled(factor: float, num: int = 40) -> list[Case]:
     times = price(Grid.stack([case.grid(fitted={}) for case in cases])).step_s
     rows = [{**row, "iter_time_s": str(factor * t)} for row, t in zip(rows, times, strict=True)]
     return parse_cases(rows)[0]
+
+
+@pytest.mark.parametrize("family", ["", "/", "no-such-source"])
+def test_a_family_that_is_none_is_named(family: str, table: tuple[list[Case], list[Skipped]]) -> None:
+    with pytest.raises(SpecError, match="leave_out"):
+        evaluate(*table, leave_out=family)
 
 
 def test_a_perfect_table_has_no_error_and_a_scaled_one_is_learnt_from_one_row() -> None:

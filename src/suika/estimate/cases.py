@@ -46,7 +46,7 @@ class SkipError(Exception):
 
 NO, YES = ("", "none", "no", "0", "false", "off"), ("yes", "1", "true", "on")
 LONGEST_S = 86_400.0  # of a step that was measured
-_TOO_MANY = "more values than columns"
+_TOO_MANY, _TOO_FEW = "more values than columns", "fewer values than columns"
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,16 @@ class Skipped:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file, gzipped or not. Raises `SpecError` if it cannot be read as one."""
     try:
-        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+        text = {"encoding": "utf-8-sig", "newline": ""}  # a byte order mark is no part of the first column's name
+        with gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text) as file:
             table = csv.DictReader(file, restkey=_TOO_MANY, restval=None)
             rows = [_cells(row) for row in table]
+            names = {name.strip() for name in table.fieldnames or ()}
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, gzip.BadGzipFile) as error:
         raise SpecError("cases", str(path), f"cannot be read: {error}", "give a CSV file, plain or gzipped") from None
     if not rows:
         raise SpecError("cases", str(path), "has no rows", "the first line names the columns")
-    missing = [name for name in ("gpus", "layers", "hidden", "seq", "gbs") if name not in rows[0]]
+    missing = [name for name in ("gpus", "layers", "hidden", "seq", "gbs") if name not in names]
     if missing:
         raise SpecError(
             "cases", str(path), f"lacks the columns {', '.join(missing)}", "use the columns of measured_dev.csv"
@@ -127,9 +129,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _cells(row: Mapping[str | None, Any]) -> dict[str, str]:
-    """The cells that have a column; `_TOO_MANY` if there are more values than columns: then none can be trusted."""
+    """The cells that have a column. `_TOO_MANY` or `_TOO_FEW` where values and columns do not match: then none can be
+    trusted."""
     cells = {k.strip(): v.strip() for k, v in row.items() if k and isinstance(v, str)}
-    return cells | ({_TOO_MANY: "yes"} if _TOO_MANY in row else {})
+    wrong = _TOO_MANY if _TOO_MANY in row else _TOO_FEW if None in row.values() else ""
+    return cells | ({wrong: "yes"} if wrong else {})
 
 
 def parse_cases(rows: Sequence[Mapping[str, str]]) -> tuple[list[Case], list[Skipped]]:
@@ -174,8 +178,9 @@ def _whole(row: Mapping[str, str], name: str, default: int | None = None) -> int
 
 
 def _case(number: int, row: Mapping[str, str]) -> Case:
-    if _TOO_MANY in row:
-        raise SkipError("not a row of this table: more values than columns")
+    for wrong in (_TOO_MANY, _TOO_FEW):
+        if wrong in row:
+            raise SkipError(f"not a row of this table: {wrong}")
     device = _device(row)
     num_devices = _whole(row, "gpus")
     model = _model(row)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from suika.core.errors import SpecError
+from suika.core.errors import SpecError, require
 from suika.estimate.calibrate import ROW_SD, prior_covariance, slopes, updated
 from suika.estimate.cases import Case, Skipped, groups
 from suika.estimate.factors import shipped
@@ -32,7 +32,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """The report. `leave_out` (SOURCE, SOURCE/TYPE or SOURCE/TYPE/BUCKET) refits the factors without those cases."""
     fitted = shipped()
-    if leave_out:
+    if leave_out is not None:
+        require(bool(leave_out.strip("/|:, ")), "leave_out", leave_out, "is empty", "write SOURCE[/GPU_TYPE[/BUCKET]]")
         left = [case for case in cases if matches(case, leave_out)]
         if not left:
             known = sorted({case.family for case in cases})
