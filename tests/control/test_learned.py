@@ -23,6 +23,7 @@ from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
 from suika.estimate.grid import LayoutColumns
+from suika.estimate.knowledge import Known
 from suika.estimate.predict import Setting
 from suika.estimate.samples import predicted_parts
 from suika.runtime.events import Sampled
@@ -71,28 +72,56 @@ def test_the_first_calibration_comes_within_50_steps_and_later_ones_only_with_ne
     assert other.calibration.version > known.calibration.version
 
 
-def test_first_steps_stragglers_moves_and_evaluations_teach_nothing() -> None:
+def slow(sample: StepSample, times: float, kind: str = "steady") -> StepSample:
+    """As `sample`, but that much slower in every class."""
+    op_s = {name: times * seconds for name, seconds in sample.op_s.items()}
+    return replace(sample, kind=kind, step_s=times * sample.step_s, op_s=op_s)
+
+
+def teach_the_same(clean: list[StepSample], dirty: list[StepSample]) -> None:
+    """Both series lead to the same parts and the same price, which is not the cold one."""
     store, pricing = MemoryStore(), EstimatedPricing(CLUSTER)
     job = running(store)
-    clean = samples(job.spec, job.plan, 8)
-    dirty = list(clean)
-    for i, kind in enumerate(("first", "move", "snapshot", "evaluation")):
-        wild = {name: 30 * seconds for name, seconds in clean[i].op_s.items()}
-        dirty += [replace(clean[i], kind=kind, step_s=3.0, op_s=wild)] * 4
-    straggler = replace(clean[5], step_s=2.0, op_s={name: 20 * s for name, s in clean[5].op_s.items()})
-    dirty.append(straggler)
-    from suika.estimate.knowledge import Known, Seen
-
-    one, other = (Seen.of(job.plan.layout, 4, found) for found in (clean, dirty))
-    assert one is not None
-    assert other is not None
-    assert one.parts_s == pytest.approx(other.parts_s)
     begun = Known.nothing(Learned(store)._base("cpu"), "j1")
-    prices = [
-        pricing.step_s(job.spec, job.plan, (pricing.learnt(job.spec, job.plan, begun, found),))
-        for found in (clean, dirty)
-    ]
-    assert prices[0] == pytest.approx(prices[1], rel=1e-3)
+    one, other = (pricing.learnt(job.spec, job.plan, begun, found) for found in (clean, dirty))
+    assert one.seen[0].parts_s == pytest.approx(other.seen[0].parts_s)
+    prices = [pricing.step_s(job.spec, job.plan, (known,)) for known in (begun, one, other)]
+    assert prices[2] == pytest.approx(prices[1], rel=1e-3)
+    assert prices[1] > 1.3 * prices[0]
+
+
+def clean_samples() -> list[StepSample]:
+    job = running(MemoryStore())
+    return samples(job.spec, job.plan, 8)
+
+
+@pytest.mark.parametrize("kind", ["first", "move", "snapshot", "evaluation"])
+@pytest.mark.parametrize("times", [0.2, 1.1, 30.0])
+def test_steps_of_other_kinds_teach_nothing(kind: str, times: float) -> None:
+    """However many, and even where their times look like steady ones."""
+    clean = clean_samples()
+    teach_the_same(clean, [*(slow(s, times, kind) for s in clean), *clean])
+
+
+@pytest.mark.parametrize("kind", ["first", "move", "snapshot", "evaluation"])
+def test_a_job_that_shows_nothing_else_stays_cold(kind: str) -> None:
+    job, pricing = running(MemoryStore()), EstimatedPricing(CLUSTER)
+    begun = Known.nothing(Learned(MemoryStore())._base("cpu"), "j1")
+    found = [slow(s, 1.0, kind) for s in clean_samples()]
+    assert pricing.learnt(job.spec, job.plan, begun, found) is begun
+
+
+def test_unmarked_first_steps_teach_nothing() -> None:
+    clean = clean_samples()
+    teach_the_same(clean, [*(slow(s, 50.0) for s in clean[:4]), *clean])
+
+
+@pytest.mark.parametrize("times", [0.1, 3.0, 20.0])
+def test_a_straggling_step_teaches_nothing(times: float) -> None:
+    """One step is slow, or its clock is wrong, on one rank or on all that waited for it."""
+    clean = clean_samples()
+    teach_the_same(clean, [*clean, slow(clean[5], times)])
+    teach_the_same(clean, [*clean, *(slow(s, times) for s in clean[4:8])])
 
 
 def test_it_survives_a_restart_and_a_record_of_another_version_is_left_out(tmp_path: Path) -> None:
