@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 from suika.cli.output import note
 from suika.core.errors import SpecError
 
 FAILED, MISTAKE, NO_CLUSTER = 1, 2, 3
+OUTAGE_S = 60.0  # who waits for a job goes on waiting while the controller is away: its job does not end by that
+_AGAIN_S = 0.5
 
 
 def reach(call: str, **arguments: Any) -> Any:
@@ -26,20 +29,24 @@ def reach(call: str, **arguments: Any) -> Any:
     return send(call, **arguments)
 
 
-def ask(call: str, **arguments: Any) -> Any:
+def ask(call: str, *, patience_s: float = 0.0, **arguments: Any) -> Any:
     """The result of `call`, from `$SUIKA_SERVER` or from this machine's controller.
 
-    Ends the process with a line on stderr if there is none."""
+    Ends the process with a line on stderr if there is none, after `patience_s` of asking again."""
     from suika.control.client import ControllerFaultError, NoControllerError
 
-    try:
-        return reach(call, **arguments)
-    except SpecError as error:
-        note(f"suika: {error}")
-        sys.exit(MISTAKE)
-    except NoControllerError as error:
-        note(f"suika: {error}")
-        sys.exit(NO_CLUSTER)
-    except ControllerFaultError as error:
-        note(f"suika: the controller failed: {error}")
-        sys.exit(FAILED)
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return reach(call, **arguments)
+        except SpecError as error:
+            note(f"suika: {error}")
+            sys.exit(MISTAKE)
+        except NoControllerError as error:
+            if time.monotonic() >= until_s:
+                note(f"suika: {error}")
+                sys.exit(NO_CLUSTER)
+            time.sleep(_AGAIN_S)
+        except ControllerFaultError as error:
+            note(f"suika: the controller failed: {error}")
+            sys.exit(FAILED)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suika.cli.ask import ask
+from suika.cli.ask import OUTAGE_S, ask
 from suika.cli.explained import devices_text, layout_text, show
 from suika.cli.inputs import read_yaml
 from suika.cli.output import Column, Format, JsonOption, OutputOption, emit, emit_document, note
@@ -118,7 +118,7 @@ def _each_absolute(holder: dict[str, Any], fields: tuple[str, ...], folder: Path
 
 def _wait_for_end(job_id: str) -> dict[str, Any]:
     while True:
-        row = ask("describe", job=job_id)
+        row = ask("describe", job=job_id, patience_s=OUTAGE_S)
         if row["state"] in _EXIT_CODES:
             return row
         time.sleep(0.5)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suika.cli.ask import MISTAKE, ask
+from suika.cli.ask import MISTAKE, OUTAGE_S, ask
 from suika.cli.output import JsonOption, OutputOption, emit_document, note
 
 _POLL_S = 0.5
@@ -48,7 +48,8 @@ def _pages(job: str, rank: int | None, tail: int | None, follow: bool) -> Any:
     """Page after page: to the present end, or, to `follow`, until the job has ended."""
     cursor = None
     while True:
-        page = ask("logs", job=job, rank=rank, tail=tail, cursor=cursor)
+        patience_s = OUTAGE_S if follow and cursor else 0.0
+        page = ask("logs", job=job, rank=rank, tail=tail, cursor=cursor, patience_s=patience_s)
         cursor = page["cursor"]
         yield page
         if not page["more"]:
