@@ -24,6 +24,7 @@ def act_out(
     from suika.agent.emulated import Emulation
     from suika.agent.inventory import CpuDevices
     from suika.agent.program import Agent, RefusedError
+    from suika.agent.rules import Rules
     from suika.control.client import home as suika_home
     from suika.control.emulation import Emulated, EmulatedPrices
 
@@ -33,6 +34,7 @@ def act_out(
     emulation = Emulation(prices, speedup)
     folder = (home or suika_home() / "agents").absolute()
     threading.stack_size(_STACK_BYTES)
+    rules = Rules(commands=False, trains=True)  # acted out: with torch or without; a command has nothing to act by
     agents = [
         Agent(
             join,
@@ -42,6 +44,7 @@ def act_out(
             emulation.node(node.name),
             CpuDevices(node.num_devices, node.device_type),
             ca,
+            rules,
         )
         for node in topology.nodes
     ]
