@@ -52,6 +52,17 @@ subprocess.Popen(nap, start_new_session=True)
 print("ready", flush=True)
 time.sleep(100)
 """
+LETS_GO = """
+import os, time
+for _ in range(5):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.3)
+        os._exit(0)
+    os.wait()
+print("ready", flush=True)
+time.sleep(100)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +305,21 @@ def test_nothing_of_a_command_is_left(gang: Callable[..., Gang], how: str) -> No
     assert ended.dead == ((run.devices[0],) if how == "shepherd" else ())
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
+
+
+def test_who_stands_between_holds_no_log_open_and_collects_orphans(gang: Callable[..., Gang]) -> None:
+    """A rank that held another's log would keep removed parts of it on the disk; a program that forks and lets go
+    again and again would fill the process table."""
+    run = gang("orphans", [sys.executable, "-c", LETS_GO], "a0 b1")
+    run.start()
+    run.wait_for_text("ready")
+    for member in run.run.ranks.values():
+        files = [os.readlink(f"/proc/{member.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{member.pid}/fd")]
+        assert not [file for file in files if ".log" in file]
+    pids = [member.pid for member in run.run.ranks.values()]
+    _until(lambda: all(len(psutil.Process(pid).children()) == 1 for pid in pids), "its five orphans are collected")
+    run.run.kill()
+    assert run.wait(Ended).outcome == Outcome.KILLED
 
 
 def test_what_it_prints_is_bounded_and_has_positions(gang: Callable[..., Gang]) -> None:

@@ -30,6 +30,7 @@ from suika.runtime.messages import Channel, DisconnectedError, Message
 HOST = "127.0.0.1"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _END_WAIT_S = 5.0
+_LOOK_EVERY_S = 3.0  # for orphans of the program that have ended: nobody else collects them
 _SIOCGIFADDR = 0x8915
 NOT_FOUND = 127  # exit code, as shells have it
 
@@ -67,8 +68,8 @@ class Shepherd:
         host, port = self._port.getsockname()[:2]
         self._say("place", host=host, port=port)
         while True:
-            wait_s = None if self._kill_at_s is None else max(self._kill_at_s - time.monotonic(), 0.0)
-            for key, _ in self._selector.select(wait_s):
+            left_s = _LOOK_EVERY_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
+            for key, _ in self._selector.select(min(max(left_s, 0.0), _LOOK_EVERY_S)):
                 if key.data is not None:
                     self._ended(key.fd)
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
@@ -79,6 +80,14 @@ class Shepherd:
                     return
                 self._obey(message)
             self._channel.flush()
+            self._collect_orphans()
+
+    def _collect_orphans(self) -> None:
+        """What the program left to itself is our child; ended, it would stay a zombie until the program ends."""
+        for pid in children():
+            if self._child is None or pid != self._child.pid:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
 
     def _obey(self, message: Message) -> None:
         match message["do"]:

@@ -142,7 +142,7 @@ class ForkServer:
         log = self._log(order)
         pid = os.fork()
         if pid == 0:
-            self._become(order, theirs, prints)
+            self._become(order, theirs, prints, log)
         os.close(prints)
         os.set_blocking(printed, False)
         with suppress(OSError):
@@ -184,7 +184,7 @@ class ForkServer:
             if child.log is not None:
                 child.log.close()
 
-    def _become(self, order: Message, theirs: socket.socket, prints: int) -> NoReturn:
+    def _become(self, order: Message, theirs: socket.socket, prints: int, log: RotatingLog | None) -> NoReturn:
         """In the child: drop everything of the server's, then run the entry. Never returns."""
         code = 1
         try:
@@ -198,9 +198,13 @@ class ForkServer:
             _redirect(prints)
             os.environ.update(order["launch"].get("variables", {}))
             self._selector.close()
+            if log is not None:
+                log.close()
             for child in self._by_name.values():
-                if child.printed >= 0:
+                if child.printed >= 0:  # then its log is open too
                     os.close(child.printed)
+                    if child.log is not None:
+                        child.log.close()
             for fd in (self._wake_read, self._wake_write, self._listener.fileno()):
                 os.close(fd)
             assert self._owner is not None
