@@ -48,6 +48,21 @@ def test_it_is_restarted_as_often_as_its_user_allows_and_later_each_time(world: 
     assert "failed after 2 restarts" in row["reason"]["sentence"]
 
 
+def test_it_never_backs_off_for_longer_than_ten_minutes(world: World) -> None:
+    run = world.start_command("gang", *N0, max_restarts=100)
+    for _ in range(12):
+        run.ended(Outcome.LOST, exit_code=7)
+        world.turn()
+        until_s = world.policy.seen[-1].job_of[world.job("gang").id].moving_until_s
+        assert until_s is not None
+        assert until_s <= world.now + 600.0
+        world.turn(600.1)
+        world.decide(world.grant("gang", *N0))
+        run.up()
+        world.turn()
+    assert world.job("gang").state is JobState.RUNNING
+
+
 def test_a_preemption_is_no_restart_that_counts(world: World) -> None:
     run = world.start_command("gang", *N0, max_restarts=0)
     for _ in range(3):

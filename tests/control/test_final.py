@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from world import World
 
 from suika.control import final
+from suika.core.cluster import Device
 from suika.core.errors import SpecError
 from suika.core.job import JobState
 from suika.runtime.events import Ended, Outcome
@@ -52,6 +54,22 @@ def test_it_is_there_before_the_job_has_ended(world: World, tmp_path: Path, monk
     assert world.kinds("train")[-2:] == ["final-checkpoint", "job-finished"]
     assert run.closed or world.controller.state.watch(world.job("train").id).run is None
     assert not list(tmp_path.glob(".done*"))
+
+
+def test_its_devices_are_free_while_it_is_delivered(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = threading.Event()
+    monkeypatch.setattr(final, "deliver", lambda job, path: copied.wait(10))
+    run = world.start("train", "n0/0", final_checkpoint=str(tmp_path / "done"))
+    finish(world, run, snapshot_in(tmp_path))
+    seen = world.policy.seen[-1]
+    assert world.job("train").state is JobState.RUNNING
+    assert Device("n0", 0) in seen.free
+    assert seen.job_of[world.job("train").id].locked_at(world.now), "nor is it begun again"
+    world.start("next", "n0/0")
+    copied.set()
+    until(world, JobState.FINISHED)
 
 
 def test_what_goes_wrong_is_no_success(world: World, tmp_path: Path) -> None:

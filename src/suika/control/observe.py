@@ -26,7 +26,12 @@ from suika.runtime.events import (
 
 MAX_RECOVERIES = 5  # without a new snapshot in between: then the job is given up
 DELIVERY_S = 1e6  # a job whose final checkpoint is being copied is left alone, however long it takes
-BACK_OFF_S = 2.0  # after the first failed move, or failure of a command; doubles with each that follows
+BACK_OFF_S, MOST_BACK_OFF_S = 2.0, 600.0  # after the first failed move, or failure of a command; doubles with each
+
+
+def back_off_s(failures: int) -> float:
+    """How long a job is left alone after so many failures, 1 or more."""
+    return min(BACK_OFF_S * 2.0 ** min(failures - 1, 20), MOST_BACK_OFF_S)
 
 
 class Observer:
@@ -114,7 +119,7 @@ class Observer:
             return
         watch.failed_moves += 1
         watch.busy_until_s = 0.0
-        watch.hold_until_s = state.clock() + BACK_OFF_S * 2 ** (watch.failed_moves - 1)
+        watch.hold_until_s = state.clock() + back_off_s(watch.failed_moves)
         assert job.plan is not None
         state.freed(job.plan.devices)  # not given up after all
         state.hold(job.id, job.plan.devices)
@@ -248,7 +253,7 @@ class Observer:
             failed = report.exit_code is not None
             code, most = (ReasonCode.RECOVER, job.spec.max_restarts) if failed else (code, most + job.spec.max_restarts)
             if failed:
-                state.watch(job.id).hold_until_s = state.clock() + BACK_OFF_S * 2**job.num_recoveries
+                state.watch(job.id).hold_until_s = state.clock() + back_off_s(recoveries)
             if report.unreachable:
                 until_s = changes["not_before_s"] = state.clock() + job.spec.outage_s
                 state.watch(job.id).hold_until_s = until_s
@@ -298,6 +303,7 @@ def record_dict(record: Redeployment) -> dict[str, Any]:
         "network_bytes": record.network_bytes,
         "bound_bytes": record.bound_bytes,
         "pause_s": record.pause_s,
+        "mode": record.mode,
         "prepare_lost_s": record.prepare_lost_s,
         "total_s": record.total_s,
         "phase_s": dict(record.phase_s),

@@ -96,7 +96,8 @@ def _views(
 def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: float) -> JobView:
     watch, spec = state.watch(job.id), job.spec
     run_s = now - watch.held_since_s if watch.held else 0.0
-    plan = _present_plan(job, going)
+    gone = job.state is JobState.RUNNING and not watch.held  # only its final checkpoint is still on its way
+    plan = None if gone else _present_plan(job, going)
     until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0)
     if going or job.state in IN_FLIGHT:
         until = max(until, now + SOON_S)
