@@ -6,10 +6,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from suika.backends.local import LocalBackend
+from suika.core.errors import SpecError
+from suika.core.job import JobSpec
 from suika.core.redeployment import Phase
+from suika.reshard.lean import fitting_mode
+from suika.reshard.links import Links
+from suika.reshard.moveplan import plan_move
+from suika.reshard.state import JobShape
 from suika.runtime.events import Ended, Outcome, Snapshotted, StepDone
 
-from .conftest import USER, Watched, plan, spec
+from .conftest import CLUSTER, MODEL, USER, Watched, plan, spec
 from .test_moves import STAGES, assert_state_is_exact
 from .tiny_program import FAULT
 
@@ -23,10 +30,45 @@ def test_a_chain_of_lean_moves_keeps_every_bit(run: Callable[..., Watched]) -> N
     job_run.start(plan(*STAGES[0], job), 1).result(60)
     for generation, stage in enumerate(STAGES[1:4], start=2):
         record = job_run.redeploy(plan(*stage, job), generation, USER, mode="lean").result(60)
-        assert (record.phase, record.error) == (Phase.RELEASE, None)
+        assert (record.phase, record.mode, record.error) == (Phase.RELEASE, "lean", None)
         assert record.moved_bytes >= record.bound_bytes
     last = job_run.preempt().result(60)
     assert_state_is_exact(Path(last.snapshot), job, last.step)
+
+
+def _needed(job: JobSpec, mode: str) -> int:
+    """The least memory that each node must have for the move from OLD to NEW in `mode`."""
+    move = plan_move(JobShape.of(job), plan(*OLD, job), plan(*NEW, job), CLUSTER)
+    low, high = 0, 1 << 30
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            fits = fitting_mode(move, Links(CLUSTER, move.participants), [middle] * len(move.participants))
+        except SpecError:
+            fits = "neither"
+        low, high = (low, middle) if fits in (mode, "keep") else (middle + 1, high)
+    return low
+
+
+def test_what_does_not_fit_side_by_side_goes_in_pieces_or_not_at_all(backend: LocalBackend, tmp_path: Path) -> None:
+    """Nobody says how: the memory decides, and what cannot be is refused before anything stops."""
+    job = spec(model={**MODEL, "layers": 4, "hidden": 192, "ffn": 512})  # some pieces of two chunks
+    lean, keep = _needed(job, "lean"), _needed(job, "keep")
+    assert lean < keep
+    for folder, available, mode in (("keep", keep, "keep"), ("lean", keep - 1, "lean"), ("none", lean - 1, None)):
+        (tmp_path / folder).mkdir()
+        job_run = Watched(job, backend, tmp_path / folder)
+        job_run.start(plan(*OLD, job), 1).result(60)
+        (tmp_path / folder / "available").write_text(str(available))
+        record = job_run.redeploy(plan(*NEW, job), 2, USER).result(60)
+        assert record.phase == (Phase.RELEASE if mode else Phase.ABORTED)
+        assert record.mode == (mode or "keep")
+        if mode is None:
+            assert f"{lean - 1:,} are available" in record.error
+            assert record.cut_step is None
+        last = job_run.preempt().result(60)
+        job_run.close()
+        assert_state_is_exact(Path(last.snapshot), job, last.step)
 
 
 def test_a_refused_commit_carries_every_piece_back(run: Callable[..., Watched]) -> None:

@@ -27,6 +27,7 @@ from suika.core.plan import Plan
 from suika.core.tensors import logical_tensors
 from suika.reshard.regions import Box
 from suika.reshard.state import StateKey, buffer_specs
+from suika.reshard.transports import memfd
 from suika.runtime.dcp_plan import Piece, pieces, plan_regions, region_view
 from suika.runtime.program import RankGroups, StepResult
 
@@ -35,6 +36,9 @@ FAULT = "fault.json"
 
 def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> TinyProgram:
     fail_at("build", plan, rank, data_path)
+    if (scarce := Path(data_path) / "available").exists():
+        available = int(scarce.read_text())
+        memfd.available_bytes = lambda: available
     if (Path(data_path) / f"refuse-{plan.layout.num_ranks}").exists():
         raise MemoryError("refused to build, as the test wanted")
     return TinyProgram(spec, plan, rank, groups, data_path)

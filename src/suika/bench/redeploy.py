@@ -187,7 +187,7 @@ def _figures(records: Sequence[Redeployment], probes: Sequence[bare.BareMove]) -
     first = probes[0]
     phases = records[0].phase_s if records else {}
     return {
-        "mode": "keep",
+        "mode": records[0].mode if records else "keep",
         **{name: statistics.median(values) if values else None for name, values in columns.items()},
         "moved_bytes": first.moved_bytes,
         "adopted_bytes": first.adopted_bytes,

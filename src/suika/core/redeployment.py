@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from suika.core.decision import Reason
 from suika.core.plan import Plan
+
+Mode = Literal["keep", "lean"]  # both states side by side, or piece by piece (docs/design/reshard.md)
 
 
 class Phase(StrEnum):
@@ -35,6 +38,7 @@ class Redeployment:
     new: Plan
     reason: Reason
     phase: Phase = Phase.PREPARE
+    mode: Mode = "keep"
     cut_step: int | None = None
     moved_bytes: int = 0
     network_bytes: int = 0

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 import torch
 
 from suika.core.cluster import Device
+from suika.core.errors import SpecError
+from suika.core.redeployment import Mode
 from suika.reshard.buffers import Make
 from suika.reshard.execute import WAVES, MoveError, Mover
 from suika.reshard.links import Links
-from suika.reshard.memory import peaks
+from suika.reshard.memory import peaks, size_of
 from suika.reshard.moveplan import BufferSpecs, CellGroup, Holdings, MovePlan, schedule_move
-from suika.reshard.nearby import Nearby
+from suika.reshard.nearby import Nearby, adoptions
 from suika.reshard.report import MoveReport
 from suika.reshard.routes import Demand
 from suika.reshard.state import Region, StateKey
@@ -95,6 +97,41 @@ def lean_peaks(pieces: Sequence[Piece]) -> tuple[int, ...]:
             left, come = left - step.source, come + step.target
         found.append(most)
     return tuple(found)
+
+
+def fitting_mode(plan: MovePlan, links: Links, available_bytes: Sequence[int], lean: bool = False) -> Mode:
+    """Side by side if every node has the memory for it and `lean` is not wished for, else in pieces.
+
+    `available_bytes`: what the node of each participant can still give; those of a node share it. A pure function, so
+    that all participants come to the same. Raises `SpecError` when not even pieces fit.
+    """
+    nodes: dict[int, list[int]] = defaultdict(list)
+    for participant, node in enumerate(links.node):
+        nodes[node].append(participant)
+    has = {node: min(available_bytes[p] for p in members) for node, members in nodes.items()}
+    now = peaks(plan)
+    more = [max(0, peak.keep - peak.source) for peak in now]
+
+    def fits() -> bool:
+        return all(sum(more[p] for p in members) <= has[node] for node, members in nodes.items())
+
+    if not lean and fits():
+        return "keep"
+    if not lean:  # what changes hands as it is needs no memory; found out only where it matters
+        for members in nodes.values():
+            for participant, names in adoptions(plan, members).items():
+                specs = plan.new.specs(participant)
+                more[participant] = max(0, more[participant] - size_of({name: specs[name] for name in names}))
+        if fits():
+            return "keep"
+    least = [max(0, most - peak.source) for most, peak in zip(lean_peaks(pieces_of(plan, links)), now, strict=True)]
+    for node, members in nodes.items():
+        needed = sum(least[p] for p in members)
+        if needed > has[node]:
+            name = links.devices[members[0]].node
+            problem = f"piece by piece it still needs {needed:,} bytes more than now, {has[node]:,} are available"
+            raise SpecError("move", name, problem, "move onto more devices, or through a snapshot")
+    return "lean"
 
 
 class LeanMove:

@@ -61,9 +61,9 @@ def peaks(plan: MovePlan) -> tuple[Peak, ...]:
         kept = {name: target[name] for name in plan.kept(participant)}
         found.append(
             Peak(
-                source=_size(plan.old.specs(participant)),
-                target=_size(target),
-                kept=_size(kept),
+                source=size_of(plan.old.specs(participant)),
+                target=size_of(target),
+                kept=size_of(kept),
                 staging=min(WINDOW * plan.chunk_bytes, busiest[participant]),
                 scratch=largest[participant],
                 chunk=plan.chunk_bytes,
@@ -91,5 +91,6 @@ def require_fit(plan: MovePlan, capacity_bytes: Mapping[Device, int], step_bytes
             )
 
 
-def _size(specs: BufferSpecs) -> int:
+def size_of(specs: BufferSpecs) -> int:
+    """Bytes of buffers."""
     return sum(math.prod(shape) * ITEM_BYTES[dtype] for shape, dtype in specs.values())

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 
 from suika.core.cluster import Device
+from suika.core.redeployment import Mode
 from suika.reshard.execute import REST, WEIGHTS, MoveError, Mover
-from suika.reshard.lean import LeanMove, lean_peaks, pieces_of
+from suika.reshard.lean import LeanMove, fitting_mode, pieces_of
 from suika.reshard.links import Links
-from suika.reshard.memory import peaks
 from suika.reshard.moveplan import MovePlan
 from suika.reshard.nearby import Nearby
 from suika.reshard.report import MoveReport
@@ -26,6 +26,15 @@ from suika.runtime.program import Program
 from suika.runtime.ways import Way
 
 Ready = Callable[[Mapping[str, torch.Tensor]], None]  # binds the new program; masters and moments may still be coming
+
+
+def choose_mode(plan: MovePlan, links: Links, way: Way, wish: Mode | None) -> Mode:
+    """Side by side where it fits, else in pieces; the same on all participants, who call it together. Refused here,
+    before anything stops, when not even one piece at a time fits; `wish` "keep" is refused when it is allocated."""
+    if wish == "keep" or way.make is not memfd.empty:
+        return wish or "keep"
+    said = way.transport.all_gather(str(memfd.available_bytes()).encode())
+    return fitting_mode(plan, links, [int(word) for word in said], lean=wish == "lean")
 
 
 class Carriage(Protocol):
@@ -104,18 +113,13 @@ class Kept:
 
 
 class Lean:
-    """Refused here, before anything stops, when even one piece at a time does not fit. The old program must have no
-    other hold on its buffers than what `bind` gave it."""
+    """The old program must have no other hold on its buffers than what `bind` gave it."""
 
     def __init__(self, plan: MovePlan, links: Links, device: Device, live: Program | None, way: Way) -> None:
         if way.make is not memfd.empty:
             raise MoveError("lean moves are for state in host memory")
         self._device, self._live, self._way = device, live, way
         self._pieces = pieces_of(plan, links)
-        me = plan.index(device)
-        more = lean_peaks(self._pieces)[me] - peaks(plan)[me].source
-        if more > memfd.available_bytes():
-            raise MemoryError(f"a lean move needs {more} bytes more than now, {memfd.available_bytes()} are available")
         self._move: LeanMove | None = None
 
     @property

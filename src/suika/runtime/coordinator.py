@@ -22,7 +22,7 @@ from suika.core.cluster import Cluster, Device
 from suika.core.decision import Reason
 from suika.core.job import JobSpec
 from suika.core.plan import Plan
-from suika.core.redeployment import Redeployment
+from suika.core.redeployment import Mode, Redeployment
 from suika.core.sample import StepSample
 from suika.reshard.predict import pace_of
 from suika.runtime import timing
@@ -40,7 +40,7 @@ from suika.runtime.events import (
 from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member, UnableError
 from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.messages import Message, Processes
-from suika.runtime.redeploy import Commit, Mode, Move
+from suika.runtime.redeploy import Commit, Move
 from suika.runtime.timing import StepTimes
 
 PROGRAM = "suika.train.program:build"
@@ -116,13 +116,13 @@ class JobRun:
         reason: Reason,
         commit: Commit = lambda: True,
         weights_first: bool | None = None,
-        mode: Mode = "keep",
+        mode: Mode | None = None,
     ) -> Future[Redeployment]:
         """Move the running job to `plan`. `commit` is the owner's compare-and-set, called once, when all is verified.
 
         `weights_first`: compute the next gradients while masters and moments stream; None: where the platform gains by
-        it (`reshard.predict.pace_of`). `mode` "lean": where both states do not fit side by side; a death or a broken
-        link on the way then costs the steps since the last snapshot.
+        it (`reshard.predict.pace_of`). `mode`: None for "keep" where both states fit side by side, else "lean"; a death
+        or a broken link on the way then costs the steps since the last snapshot.
 
         Resolves with the record: phase RELEASE if it was committed, ABORTED (with `error`) if the old generation
         goes on. The pause is known some steps later: see `Measured`.
@@ -265,7 +265,7 @@ class JobRun:
             self.gang.pump()
 
     def _redeploy(
-        self, plan: Plan, generation: int, reason: Reason, commit: Commit, weights_first: bool, mode: Mode
+        self, plan: Plan, generation: int, reason: Reason, commit: Commit, weights_first: bool, mode: Mode | None
     ) -> Redeployment:
         self._need_running()
         assert generation > self.generation, f"generation {generation} after {self.generation}"

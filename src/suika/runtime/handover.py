@@ -15,12 +15,13 @@ import torch.distributed as dist
 
 from suika.core.cluster_file import cluster_from_dict
 from suika.core.plan import Plan
+from suika.core.redeployment import Mode
 from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.report import MoveReport
 from suika.runtime import groups as process_groups
 from suika.runtime import store as rendezvous
-from suika.runtime.carriage import Carriage, Kept, Lean
+from suika.runtime.carriage import Carriage, Kept, Lean, choose_mode
 from suika.runtime.generation import GROUP_TIMEOUT_S, Generation, RankJob
 from suika.runtime.messages import Message
 from suika.runtime.sockets import SocketWatch, is_broken_link
@@ -51,6 +52,7 @@ class Handover:
         self._group: dist.ProcessGroup | None = None
         self._way: Way | None = None
         self._carriage: Carriage | None = None
+        self._mode: Mode = "keep"
         self._lock = threading.Lock()
         self._entered = self._aborted = False
         self._decided = threading.Event()
@@ -70,7 +72,8 @@ class Handover:
         except Exception as error:
             self._say("unable", generation=self.number, error=f"prepare: {type(error).__name__}: {error}")
         else:
-            self._say("prepared", generation=self.number, digest=plan.digest, network_bytes=plan.network_bytes)
+            said = {"digest": plan.digest, "mode": self._mode, "network_bytes": plan.network_bytes}
+            self._say("prepared", generation=self.number, **said)
 
     def _build(self) -> MovePlan:
         """The move's plan, its group over all participants, and the new generation's groups and program."""
@@ -90,11 +93,12 @@ class Handover:
         if job.device in new.devices:
             self.new = Generation.build(job, self.number, new, store)
         device = next(g.program.device for g in (self.new, self._live) if g is not None)
-        nodes = Links(cluster, plan.participants).node
-        way = self._way = open_way(self._group, nodes, device, store, name, GROUP_TIMEOUT_S)
+        links = Links(cluster, plan.participants)
+        way = self._way = open_way(self._group, links.node, device, store, name, GROUP_TIMEOUT_S)
         program = self._live.program if self._live is not None else None
-        if order["mode"] == "lean":
-            self._carriage = Lean(plan, Links(cluster, plan.participants), job.device, program, way)
+        self._mode = choose_mode(plan, links, way, order["mode"])
+        if self._mode == "lean":
+            self._carriage = Lean(plan, links, job.device, program, way)
         else:
             self._carriage = Kept(plan, job.device, program, way)
         watch.close()

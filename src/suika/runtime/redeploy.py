@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from suika.core.cluster import Cluster
 from suika.core.decision import Reason
 from suika.core.plan import Plan
-from suika.core.redeployment import Phase, Redeployment
+from suika.core.redeployment import Mode, Phase, Redeployment
 from suika.reshard.assignment import bound_bytes, inbound_bytes
 from suika.reshard.state import JobShape
 from suika.runtime import timing
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from suika.runtime.coordinator import JobRun
 
 Commit = Callable[[], bool]
-Mode = Literal["keep", "lean"]  # both states side by side, or piece by piece (docs/design/reshard.md)
 
 
 class RefusedError(RuntimeError):
@@ -38,10 +37,10 @@ class Move:
     """Recipe for one redeployment of `run` to `plan`. Old ranks hold the state, joiners are forked, leavers go."""
 
     def __init__(
-        self, run: JobRun, plan: Plan, generation: int, reason: Reason, weights_first: bool, mode: Mode
+        self, run: JobRun, plan: Plan, generation: int, reason: Reason, weights_first: bool, mode: Mode | None
     ) -> None:
         assert run.plan is not None
-        self._weights_first, self._mode = weights_first, mode
+        self._weights_first, self._wish = weights_first, mode
         self._run, self._gang, self._limits = run, run.gang, run.limits
         self._old = dict(run.ranks)
         self._joiners = {d: run.spawn(d, generation) for d in plan.devices if d not in self._old}
@@ -79,15 +78,15 @@ class Move:
             cluster=self._part_of_cluster().to_dict(),
             store=store,
             weights_first=self._weights_first,
-            mode=self._mode,
+            mode=self._wish,
         )
         self._record = replace(self._record, bound_bytes=self._bound_bytes())
         prepared = self._gather("prepared", self._everyone, self._limits.build_s)
-        digests = {message["digest"] for message in prepared}
-        if len(digests) > 1:
-            raise RefusedError(f"ranks planned different moves: {sorted(digests)}")
-        (self._digest,) = digests
-        self._record = replace(self._record, network_bytes=prepared[0]["network_bytes"])
+        planned = {(message["digest"], message["mode"]) for message in prepared}
+        if len(planned) > 1:
+            raise RefusedError(f"ranks planned different moves: {sorted(planned)}")
+        ((self._digest, mode),) = planned
+        self._record = replace(self._record, mode=mode, network_bytes=prepared[0]["network_bytes"])
         self._run.settle_snapshot()
         self._mark(Phase.PREPARE)
 
@@ -154,7 +153,7 @@ class Move:
     def _abort(self, error: Exception) -> Redeployment:
         """Back to the old generation at the same step: its groups and its state are as they were, or, in a lean move,
         carried back by all. Where that cannot be the job falls back to its snapshot."""
-        under_way = self._mode == "lean" and self._record.phase == Phase.MOVE
+        under_way = self._record.mode == "lean" and self._record.phase == Phase.MOVE
         if isinstance(error, DiedError) and (error.member.device in self._old or under_way):
             raise error
         if under_way and (isinstance(error, TimeoutError) or (isinstance(error, UnableError) and error.link)):
