@@ -5,11 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from world import World
 
 from suika.control import final
+from suika.control.adopt import Adoption
+from suika.control.controller import Controller
+from suika.control.views import take_snapshot
 from suika.core.cluster import Device
 from suika.core.errors import SpecError
 from suika.core.job import JobState
@@ -67,7 +72,17 @@ def test_its_devices_are_free_while_it_is_delivered(
     assert world.job("train").state is JobState.RUNNING
     assert Device("n0", 0) in seen.free
     assert seen.job_of[world.job("train").id].locked_at(world.now), "nor is it begun again"
+    run.saved(100)
     world.start("next", "n0/0")
+    again = Controller(world.cluster, world.store, world.policy, world.controller.pricing, world, lambda: world.now)
+    roster: Any = SimpleNamespace(found={}, devices_away=lambda devices: list(devices))
+    hub: Any = SimpleNamespace(lease_s=60.0)
+    launcher: Any = SimpleNamespace(run_again=lambda job, hear: world.run(job, world.data, hear))
+    Adoption(again, roster, hub, launcher).begin()
+    views = take_snapshot(again.state, again.pricing).jobs
+    assert [[str(device) for device in view.devices] for view in views] == [[], ["n0/0"]], (
+        "nor held twice after a crash"
+    )
     copied.set()
     until(world, JobState.FINISHED)
 

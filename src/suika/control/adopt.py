@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class Adoption:
     def begin(self) -> None:
         """What the store knows of live jobs becomes what the controller watches."""
         state, until_s = self.state, self.state.clock() + self._wait_s
+        users = Counter(device for job in state.active() if job.state in HOLDS_DEVICES for device in _devices(job))
         for job in state.active():
             watch = state.watch(job.id)
             saved = state.store.snapshot(job.id)
@@ -88,6 +90,8 @@ class Adoption:
             if job.state in HOLDS_DEVICES:
                 assert job.plan is not None
                 held = _devices(job)
+                if saved and saved[1] >= job.spec.steps and any(users[device] > 1 for device in held):
+                    held = ()  # its final checkpoint was on its way, and others had its devices already
                 state.hold(job.id, held)
                 watch.busy_until_s = until_s
                 shown = () if job.state is JobState.PREEMPTING else (job.target or job.plan).devices
