@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
 
+import pytest
+
+from suika.runtime.forkserver import ForkServer
 from suika.runtime.logs import RotatingLog, logs_in, path_of, prune, read
+from suika.runtime.messages import listen
 
 
 def test_any_writes_give_the_newest_bytes_in_bounded_files(tmp_path: Path) -> None:
@@ -35,6 +40,37 @@ def test_any_writes_give_the_newest_bytes_in_bounded_files(tmp_path: Path) -> No
             seen, at = seen + data, after
         assert seen == written[found.first :]
         assert read(folder, "j1.2.n_0/3", -7, 100)[0] == written[max(len(written) - 7, found.first) :]
+
+
+def test_a_disk_that_is_full_when_a_file_is_begun_loses_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path_of(tmp_path, "j1.1.n0/0")
+    log = RotatingLog(path, 10)
+    log.write(b"0123456789")
+    with monkeypatch.context() as full:
+        full.setattr(RotatingLog, "_open", _no_space)
+        log.write(b"lost")
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)  # would be given a number that was closed too early
+    log.write(b"kept")
+    log.close()
+    os.close(other)
+    assert (tmp_path / "other").read_bytes() == b""
+    assert read(tmp_path, "j1.1.n0/0", 0, 100)[0] == b"0123456789kept"
+
+
+def _no_space(log: RotatingLog) -> int:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_a_fork_server_that_cannot_keep_a_log_forks_all_the_same(tmp_path: Path) -> None:
+    listener = listen(tmp_path / "socket")
+    try:
+        server = ForkServer(listener)
+        assert server._log({"process": "j1.1.n0/0", "log": str(tmp_path / "not" / "there.log")}) is None
+        assert server._log({"process": "j1.1.n0/0", "log": str(tmp_path / "there.log")}) is not None
+    finally:
+        listener.close()
 
 
 def test_a_follower_misses_nothing_that_is_still_there(tmp_path: Path) -> None:

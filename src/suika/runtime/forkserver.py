@@ -160,8 +160,12 @@ class ForkServer:
         if order.get("log") is None:
             return None
         path = Path(order["log"])
-        prune(path.parent)
-        return RotatingLog(path, **order.get("log_limits", {}))
+        try:
+            prune(path.parent)
+            return RotatingLog(path, **order.get("log_limits", {}))
+        except OSError as error:  # a full disk: what this child prints is lost, and no other child with it
+            print(f"no log for {order['process']}: {error}", file=sys.stderr, flush=True)
+            return None
 
     def _keep_log(self, child: Forked, most_reads: int) -> None:
         """Take what the child has printed; each time a little, so that no child's chatter keeps others waiting."""
