@@ -65,7 +65,9 @@ def test_cost_stays_within_the_budget_and_n_grows_with_it(monkeypatch: pytest.Mo
     often = samples(frugal, 40, messages=1)
     assert frugal.profiler_s <= frugal.budget * frugal.trained_s
     dear = Profiler("j", 1, 0)
-    monkeypatch.setattr(profiler, "span_cost_s", lambda: 0.0005)  # a hundred times what it is
+    # A share of a step, whatever a step takes on a busy machine: a sample costs what 30 steps may.
+    cost_s = 0.05 * frugal.trained_s / frugal.num_steps
+    monkeypatch.setattr(profiler, "span_cost_s", lambda: cost_s)
     seldom = samples(dear, 40, messages=1)
     assert len(seldom) < len(often)
     assert dear.profiler_s <= dear.budget * dear.trained_s + 2 * seldom[0].profiler_s
