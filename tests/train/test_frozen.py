@@ -65,7 +65,7 @@ def test_steps_are_those_of_textbook_pytorch(model: ModelSpec) -> None:
     results = twin(spec, 6)
     for step, result in enumerate(results):
         samples = torch.from_numpy(program.dataset.samples(step * spec.global_batch, (step + 1) * spec.global_batch))
-        out = logits(model, textbook_weights(model, p), samples[:, :-1])
+        out, _ = logits(model, textbook_weights(model, p), samples[:, :-1])
         loss = F.cross_entropy(out.flatten(0, 1), samples[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

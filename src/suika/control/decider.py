@@ -73,8 +73,8 @@ class DecisionProcess:
 
     def __init__(self, policy: str) -> None:
         self._name = policy
+        self._policy = load(policy)  # first: an unknown name is the user's mistake
         self._process = self._start()
-        self._policy = load(policy)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._kept: dict[int, tuple[int, object]] = {}  # id -> (number, the object: its id is not used again)

@@ -102,9 +102,11 @@ class _Settlement:
         self.partly = sorted(partly, key=lambda n: (due.sure[n] - int(held[n]), -n))  # most to give first
         self.sure = [n for n in untouched if due.sure.get(n) == held[n]]
         self.waiting = [n for n in everybody if not planned.running[n] and n not in due.owed]
-        # May not be left out.
+        # May not be left out; who must leave its devices and finds no others stays until it does: nobody may have them.
         word = [n for n in everybody if board.running[n] and not board.jobs[n].stoppable]
-        self.firm = [n for n in (*self.sure, *self.partly, *due.owed, *word) if planned.running[n]]
+        firm = [n for n in (*self.sure, *self.partly, *due.owed, *word) if planned.running[n]]
+        self.leaving = {n for n in firm if planned.evicted[n]}
+        self.firm = [n for n in firm if n not in self.leaving]
 
     def decisions(self) -> dict[str, Decision]:
         best: _Way | None = None
@@ -205,7 +207,7 @@ class _Settlement:
         if number in floor.given:
             option, positions = floor.given[number]
             return option.layout, positions
-        if floor.placed[number]:
+        if floor.placed[number] or number in self.leaving:
             return self.planned.jobs[number].layout, self.planned.positions[number].tolist()
         return None, []
 
