@@ -68,9 +68,17 @@ def test_fixed_layout_and_range_are_honoured() -> None:
     assert {o.num_devices for o in ranged.options} == {3, 4, 5}
 
 
-def test_unknown_device_type_names_the_known_ones() -> None:
-    with pytest.raises(SpecError, match="H100"):
-        scaling_curve(TINY, parse_cluster_shorthand("1x8:H1000"), global_batch=8, sequence_length=64)
+def test_a_job_that_asks_for_an_unknown_type_is_told_the_known_ones() -> None:
+    with pytest.raises(SpecError, match="known: V100"):
+        scaling_curve(
+            TINY, parse_cluster_shorthand("1x8:H100"), global_batch=8, sequence_length=64, device_type="H1000"
+        )
+
+
+def test_nodes_of_unknown_types_are_no_options() -> None:
+    """They run commands, which need no price."""
+    curve = scaling_curve(TINY, parse_cluster_shorthand("1x8:H1000"), global_batch=8, sequence_length=64)
+    assert curve.options == ()
 
 
 def test_shapes() -> None:

@@ -91,7 +91,7 @@ class EstimatedPricing:
         prices, memories = estimate_many(s, columns)
         step = np.where(memories.p90 <= s.device.memory_bytes, prices.step_s, np.inf)
         order = [int(i) for i in np.argsort(step, kind="stable") if np.isfinite(step[i])][: OTHERS_SHOWN + 1]
-        layouts = [layout for i in order if (layout := columns.layout(i).resolve(spec.model)) != plan.layout]
+        layouts = [layout for i in order if (layout := columns.layout(i, spec.model)) != plan.layout]
         priced = [(layout, estimate_layout(s, layout)) for layout in layouts[:OTHERS_SHOWN]]
         rows = [
             {

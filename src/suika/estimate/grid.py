@@ -69,12 +69,13 @@ class LayoutColumns:
     def __len__(self) -> int:
         return len(self.tp)
 
-    def layout(self, i: int) -> Layout:
-        """Row i as a `Layout` (with the even split)."""
+    def layout(self, i: int, model: ModelSpec | None = None) -> Layout:
+        """Row i as a `Layout`; its even split is spelled out for `model`, if that is given."""
         names = ("tp", "pp", "dp", "cp", "ep", "micro_batch", "virtual_stages", "zero")
         degrees: dict[str, Any] = {name: int(getattr(self, name)[i]) for name in names}
         return Layout(
             **degrees,
+            layers_per_stage=even_split(model.layers, degrees["pp"] * degrees["virtual_stages"]) if model else (),
             recompute=RECOMPUTE[int(self.recompute[i])],  # type: ignore[arg-type]
             sequence_parallel=bool(self.sequence_parallel[i]),
         )

@@ -147,7 +147,7 @@ def _best(
     sorted_devices = devices[order]
     first = order[np.concatenate(([True], sorted_devices[1:] != sorted_devices[:-1]))]
     return {
-        int(devices[i]): ((fixed or columns.layout(i)).resolve(s.model), float(step[i]))
+        int(devices[i]): (fixed.resolve(s.model) if fixed else columns.layout(i, s.model), float(step[i]))
         for i in first
         if np.isfinite(step[i])
     }

@@ -63,7 +63,7 @@ def rank_layouts(s: Setting, num_devices: int, space: Space, top: int = 10) -> R
 
 
 def _ranked(s: Setting, columns: LayoutColumns, i: int, fits: bool) -> RankedPlan:
-    layout = columns.layout(i).resolve(s.model)
+    layout = columns.layout(i, s.model)
     estimate = estimate_layout(s, layout)
     tokens = s.global_batch * s.sequence_length
     rate = tokens / estimate.step_s / layout.num_ranks
