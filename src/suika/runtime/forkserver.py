@@ -29,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from suika.runtime.gang import NOT_STARTED
 from suika.runtime.logs import RotatingLog, prune
 from suika.runtime.messages import Channel, DisconnectedError, Message, listen
 
@@ -137,17 +138,17 @@ class ForkServer:
     def _fork(self, order: Message) -> None:
         assert _num_threads() == 1, f"the fork server has {_num_threads()} threads: forking would be unsafe"
         assert order["process"] not in self._by_name, f"{order['process']} runs already"
-        ours, theirs = socket.socketpair()
-        printed, prints = os.pipe()
         log = self._log(order)
-        pid = os.fork()
-        if pid == 0:
-            self._become(order, theirs, prints, log)
-        os.close(prints)
-        os.set_blocking(printed, False)
+        try:
+            pid, ours, printed = self._begin(order, log)
+        except OSError as error:  # no process or file is to be had: that ends this one, not those that run
+            print(f"{order['process']} cannot be forked: {error}", file=sys.stderr, flush=True)
+            if log is not None:
+                log.close()
+            self._tell({"event": "exit", "process": order["process"], "code": NOT_STARTED})
+            return
         with suppress(OSError):
             os.setpgid(pid, pid)  # the child does it too: whoever comes first, a kill reaches its group
-        theirs.close()
         ours.setblocking(False)
         child = Forked(order["process"], pid, Channel(ours), printed, log, order["launch"].get("outage_s"))
         self._by_name[child.name] = self._by_pid[pid] = child
@@ -155,6 +156,26 @@ class ForkServer:
         self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._relay(child))
         self._selector.register(printed, selectors.EVENT_READ, lambda: self._keep_log(child, 1))
         self._tell({"event": "forked", "process": child.name, "pid": pid})
+
+    def _begin(self, order: Message, log: RotatingLog | None) -> tuple[int, socket.socket, int]:
+        """The child's pid, and our ends of its socket pair and its pipe. Raises `OSError`, and leaves nothing open."""
+        ours, theirs = socket.socketpair()
+        pipe: tuple[int, ...] = ()
+        try:
+            printed, prints = pipe = os.pipe()
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            for fd in pipe:
+                os.close(fd)
+            raise
+        if pid == 0:
+            self._become(order, theirs, prints, log)
+        theirs.close()
+        os.close(prints)
+        os.set_blocking(printed, False)
+        return pid, ours, printed
 
     def _log(self, order: Message) -> RotatingLog | None:
         if order.get("log") is None:
