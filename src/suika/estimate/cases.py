@@ -111,8 +111,9 @@ class Skipped:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file, gzipped or not. Raises `SpecError` if it cannot be read as one."""
     try:
-        text = {"encoding": "utf-8-sig", "newline": ""}  # a byte order mark is no part of the first column's name
-        with gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text) as file:
+        opened = gzip.open if path.suffix == ".gz" else open
+        # utf-8-sig: a byte order mark is no part of the first column's name.
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, restkey=_TOO_MANY, restval=None)
             rows = [_cells(row) for row in table]
             names = {name.strip() for name in table.fieldnames or ()}
