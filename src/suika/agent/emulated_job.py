@@ -261,7 +261,7 @@ class EmulatedJob:
 
         def prepared() -> None:
             if self._move is move and process.name in self._world.processes:
-                content = {"digest": move.digest, "network_bytes": move.price.network_bytes}
+                content = {"digest": move.digest, "mode": "keep", "network_bytes": move.price.network_bytes}
                 self._world.say(process, "prepared", number, **content)
 
         self._world.at(self._world.clock() + self._world.real_s(move.price.prepare_s), prepared)

@@ -43,6 +43,7 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
 }
 _LOG: dict[str, tuple[type, ...]] = {"process": _TEXT, "first": _WHOLE, "end": _WHOLE}
 OUTCOMES = ("finished", "preempted")
+MODES = ("keep", "lean")  # of a move; ranks of older nodes keep, and do not say so
 _ABSENT = object()
 _MAX_COLLECTIVES = 100_000  # of one kind in one step
 _MAX_TEXT = 65536
@@ -89,6 +90,8 @@ def _check_message(message: Message) -> bool:
     _check(message, say, SAID[say])
     if say == "sample":
         _check_sample(message["sample"])
+    if say == "prepared" and message.get("mode", "keep") not in MODES:
+        raise LinkError(f"prepared: no such mode: {str(message['mode'])[:40]!r}")
     if say == "ended" and message["outcome"] not in OUTCOMES:
         raise LinkError(f"ended: no such outcome: {message['outcome'][:40]!r}")
     return True

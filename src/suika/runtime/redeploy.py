@@ -82,7 +82,7 @@ class Move:
         )
         self._record = replace(self._record, bound_bytes=self._bound_bytes())
         prepared = self._gather("prepared", self._everyone, self._limits.build_s)
-        planned = {(message["digest"], message["mode"]) for message in prepared}
+        planned = {(message["digest"], message.get("mode", "keep")) for message in prepared}
         if len(planned) > 1:
             raise RefusedError(f"ranks planned different moves: {sorted(planned)}")
         ((self._digest, mode),) = planned
