@@ -1,12 +1,17 @@
-"""Shared by all tests: threads off before anything imports BLAS, and the place of the shared data."""
+"""Shared by all tests: threads off before anything imports BLAS, signals as in a terminal, the place of the shared data."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# A shell's background jobs ignore SIGINT, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 

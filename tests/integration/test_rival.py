@@ -19,7 +19,7 @@ from suika.demo.script import llama
 from suika.demo.show import Show
 from suika.train.data import prepare
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 CLUSTER = parse_cluster_shorthand("1x2:cpu")
 
 

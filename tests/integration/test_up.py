@@ -68,6 +68,7 @@ def _lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.fault
 def test_up_again_after_its_controller_was_killed(tmp_path: Path) -> None:
     """`suika up` restarts it: the job never noticed, its processes are the same, its record goes on."""
     home = tmp_path / "home"

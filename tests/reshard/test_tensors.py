@@ -105,6 +105,7 @@ def random_traffic(rng: random.Random) -> tuple[dict[str, torch.Tensor], MovePla
     return tensors, plan_reshard(specs, old, new, nodes, chunk_bytes)
 
 
+@pytest.mark.fault
 def test_b47_two_hundred_random_plans_end_on_gloo(tmp_path: Path) -> None:
     """No order of sends and receives can deadlock: all end, all bytes are right; unmatched operations cannot occur."""
 

@@ -13,6 +13,7 @@ from suika.runtime.baseline import ColdProcesses, measure_restart
 from .conftest import CLUSTER, plan, spec
 
 
+@pytest.mark.fault
 def test_a_restart_is_measured_and_leaves_nothing(
     backend: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from suika.backends.local import LocalBackend
 
 from .conftest import CLUSTER, plan, spec
 
+pytestmark = pytest.mark.fault
 OWNER = """
 import sys, time
 from pathlib import Path

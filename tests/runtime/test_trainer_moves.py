@@ -66,7 +66,7 @@ class Trained(Watched):
         return {event.step: event.loss for event in self.events if isinstance(event, StepDone)}
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt-tied"])
+@pytest.mark.parametrize("model", [LLAMA, pytest.param(GPT, marks=pytest.mark.fault)], ids=["llama", "gpt-tied"])
 def test_losses_are_those_of_the_unmoved_twin(
     trainers: LocalBackend, data: str, tmp_path: Path, model: dict[str, Any]
 ) -> None:

@@ -55,7 +55,9 @@ def test_a_death_in_the_provisional_pass_leads_back_to_the_same_step(
 def test_gradients_of_the_provisional_pass_are_the_steps_own(backend: LocalBackend, tmp_path: Path) -> None:
     """The built-in trainer, moved to other devices in the same layout: every later loss is that of the twin."""
     prepare(sysconfig.get_paths()["stdlib"], tmp_path / "text.bin", pattern="*.py", max_bytes=100_000)
-    job = spec(model=MODEL, global_batch=8, sequence_length=16, steps=16, seed=3)
+    job = spec(
+        model=MODEL, global_batch=8, sequence_length=16, steps=60, seed=3
+    )  # more than go by while the move is prepared
 
     def losses(name: str, moves: list[str]) -> dict[int, tuple[float, float]]:
         data = str(tmp_path / "text.bin")

@@ -56,7 +56,7 @@ def test_losses_are_those_of_one_process(model: ModelSpec, layout: Layout) -> No
     assert max(abs(a.grad_norm - b.grad_norm) for a, b in zip(results, twin(spec, 5), strict=True)) < 1e-9
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("precision", ["fp64", pytest.param("bf16", marks=pytest.mark.fault)])
 def test_moves_between_zero_1_and_3(precision: str) -> None:
     """In both directions, with a tied embedding on two stages; copies are compared bit by bit after each move."""
     spec = job(gpt(layers=3, dropout=0.1, vocab=259), precision, steps=8)
