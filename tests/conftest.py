@@ -1,4 +1,4 @@
-"""Shared by all tests: threads off before anything imports BLAS, signals as in a terminal, the place of the shared data."""
+"""Shared by all tests: no BLAS threads before anything imports it, signals as in a terminal, the shared data."""
 
 from __future__ import annotations
 
