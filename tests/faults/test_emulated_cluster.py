@@ -30,6 +30,7 @@ def test_both_worlds_agree_on_completion_times(shared_data: Path) -> None:
         num_jobs=10,
         run_time="300:1200",
         load=2.0,
+        speedup=30.0,  # what the service itself takes for a start counts thirty times
     )
     assert found["finished"] == found["jobs"] == 10
     assert found["avg_jct_s"]["difference"] == pytest.approx(0.0, abs=0.1), found
