@@ -245,7 +245,7 @@ def test_jobs_of_another_user(cluster: Cluster, tmp_path: Path) -> None:
         assert (refused.returncode, "only root" in refused.stderr) == (2, True), refused.stderr
         return
     url = json.loads((cluster.home / "controller.json").read_text())["url"]
-    place = ("--join", url, "--token-file", cluster.home / "node.token", "--home", tmp_path / "home")
+    place = ("--join", url, "--token-file", cluster.home / "node.token", "--home", cluster.folder / "n9")
     agent = cluster._run(
         "as-nobody", "agent", *place, "--name", "n9", "--devices", "cpu:1", "--type", "other", "--user", "nobody"
     )
@@ -266,7 +266,7 @@ def test_a_node_without_torch_runs_commands_and_says_so_to_a_training_job(cluste
     """What `suika[server]` alone can do: torch cannot be imported in the agent nor in its fork server."""
     (tmp_path / "sitecustomize.py").write_text('import sys\nsys.modules["torch"] = None\n')
     url = json.loads((cluster.home / "controller.json").read_text())["url"]
-    place = ("--join", url, "--token-file", cluster.home / "node.token", "--home", tmp_path / "home")
+    place = ("--join", url, "--token-file", cluster.home / "node.token", "--home", cluster.folder / "bare")
     before = cluster.environment
     cluster.environment = before | {"PYTHONPATH": str(tmp_path)}
     try:
