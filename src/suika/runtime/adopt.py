@@ -59,12 +59,12 @@ def take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Cl
     Resolves with the steps done. If a rank of the present generation is missing, all are ended and `Ended(LOST)` names
     the snapshot to go on from, as for any death.
     """
-    run.taking_back = True
+    run.orders.taking_back = True
     return run.command(lambda: _take_back(run, record, found, claim))
 
 
 def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
-    run.taking_back = False
+    run.orders.taking_back = False
     members = _members(run, found)
     run.adopt(record.plan, record.generation, {d: m for d, m in members.items() if d in record.plan.devices})
     run.step = record.step

@@ -7,7 +7,6 @@ is its own checkpoint's business.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from suika.runtime.adopt import Claim, OnRecord, ProcessName
 from suika.runtime.events import Ended, JobEvent, Outcome, Released, Started
 from suika.runtime.gang import COMMAND_ENTRY, DiedError, Gang, Limits, Member
 from suika.runtime.messages import Message, Processes
+from suika.runtime.orders import Orders
 
 _SET_UP_S = 3600.0
 _LAST_WORDS_S = 5.0  # how long ranks may take to end after another has failed
@@ -74,9 +74,8 @@ class CommandRun:
         self.emit = on_event
         self.gang = Gang(job_id, processes, lambda member, message: None, self.limits)
         self._starting = False
-        self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._killed = self._closed = self._stop_wanted = False
-        self._taking_back = False  # processes that run already are about to become this run's
+        self._orders = Orders(lambda: self.gang.post({}))
+        self._closed = self._stop_wanted = False
         self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
         self._thread.start()
 
@@ -106,8 +105,7 @@ class CommandRun:
 
     def kill(self) -> None:
         """SIGKILL everything of the job."""
-        self._killed = True
-        self.gang.post({})
+        self._orders.kill()
 
     def close(self) -> None:
         self._closed = True
@@ -115,25 +113,22 @@ class CommandRun:
         self._thread.join(self.limits.end_s * 2)
 
     def command(self, action: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._commands.put((future, action))
-        self.gang.post({})
-        return future
+        return self._orders.ask(action)
 
     def take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> Future[int]:
         """Make `found` (process -> pid), which run already, the gang of this fresh run, as `adopt.take_back` does."""
-        self._taking_back = True
+        self._orders.taking_back = True
         return self.command(lambda: self._take_back(record, found, claim))
 
     # -- the job's thread ---------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        while not self._closed or not self._commands.empty():
+        while not self._closed or self._orders:
             future = None
             try:
                 self._check()
-                if not self._commands.empty():
-                    future, action = self._commands.get()
+                if self._orders:
+                    future, action = self._orders.next()
                     future.set_result(action())
                 else:
                     self.gang.pump()
@@ -149,11 +144,8 @@ class CommandRun:
 
     def _check(self) -> None:
         """A kill; a rank that could not start; ranks that have ended: all of them, or one that failed."""
-        if self._killed and not self._taking_back:  # who is not known yet could not be ended
-            self._killed = False
-            asked = self._forget_commands()
-            if self.gang.members or asked:
-                raise _Killed
+        if self._orders.heed_kill(runs=bool(self.gang.members)):
+            raise _Killed
         if self._stop_wanted and self._starting:
             raise _StopWanted
         for member in self.ranks.values():
@@ -161,15 +153,6 @@ class CommandRun:
                 raise _NoStartError(member, failed)
         if self.ranks and (self._failures() or all(self._said(m, "exited") for m in self.ranks.values())):
             raise _Over
-
-    def _forget_commands(self) -> bool:
-        """What was asked for before a kill is not done any more; whether there was anything."""
-        found = False
-        while not self._commands.empty():
-            future, _ = self._commands.get()
-            future.cancel()
-            found = True
-        return found
 
     def _said(self, member: Member, say: str) -> Message | None:
         return member.said.get((say, self.generation))
@@ -226,14 +209,14 @@ class CommandRun:
     def _await_exits(self, members: list[Member], timeout_s: float) -> None:
         """Until the programs of `members` are over, or the time is; an owner's kill is left for later."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and not self._killed:
+        while time.monotonic() < deadline and not self._orders.killed:
             if all(self._said(member, "exited") or not member.alive for member in members):
                 return
             with suppress(DiedError):  # one more that has ended
                 self.gang.pump()
 
     def _take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
-        self._taking_back = False
+        self._orders.taking_back = False
         self.generation, self.plan = record.generation, record.plan
         for process, pid in found.items():
             device = ProcessName.parse(process).device

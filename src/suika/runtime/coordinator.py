@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -40,6 +39,7 @@ from suika.runtime.events import (
 from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member, UnableError
 from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.messages import Message, Processes
+from suika.runtime.orders import Orders
 from suika.runtime.redeploy import Commit, Move
 from suika.runtime.timing import StepTimes
 
@@ -95,9 +95,8 @@ class JobRun:
         self._store: Member | None = None
         self._token = secrets.token_hex(16)
         self._unmeasured: tuple[Redeployment, StepTimes] | None = None  # a move and its old generation's steps
-        self._commands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._killed = self._closed = False
-        self.taking_back = False  # processes that run already are about to become this run's
+        self.orders = Orders(lambda: self.gang.post({}))
+        self._closed = False
         self._stop_by_s: float | None = None  # a notice's deadline
         self._ended: Ended | None = None  # how it ended, once it has
         self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
@@ -146,8 +145,7 @@ class JobRun:
 
     def kill(self) -> None:
         """End the job at once, whatever it is doing; what was asked for before and is not begun is not done."""
-        self._killed = True
-        self.gang.post({})
+        self.orders.kill()
 
     def close(self) -> None:
         """Kill what runs and end the thread."""
@@ -157,10 +155,7 @@ class JobRun:
 
     def command(self, action: Callable[[], Any]) -> Future[Any]:
         """Have `action` carried out on the job's thread, after what was asked for before."""
-        future: Future[Any] = Future()
-        self._commands.append((future, action))
-        self.gang.post({})
-        return future
+        return self.orders.ask(action)
 
     # -- the job's thread ---------------------------------------------------------------------------------------------
 
@@ -169,8 +164,8 @@ class JobRun:
             future = None
             try:
                 self.check()
-                if self._commands:
-                    future, action = self._commands.popleft()
+                if self.orders:
+                    future, action = self.orders.next()
                     future.set_result(action())
                 else:
                     self.gang.pump()
@@ -190,16 +185,12 @@ class JobRun:
                     future.set_exception(error)
         if self.gang.members:
             self._end_badly(KilledError("ended by its owner"))
-        for future, _ in self._commands:
-            future.cancel()
+        self.orders.cancel_all()
 
     def check(self) -> None:
         """What can come between at any time: the owner's kill, a rank's failure, the end of the last step."""
-        if self._killed and not self.taking_back:  # who is not known yet could not be ended
-            self._killed = False
-            asked = self._forget_commands()
-            if self.gang.members or asked:
-                raise KilledError("ended by its owner")
+        if self.orders.heed_kill(runs=bool(self.gang.members)):
+            raise KilledError("ended by its owner")
         if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
             self._stop_by_s = None
             if self.gang.members:
@@ -208,14 +199,6 @@ class JobRun:
             self.gang.blame("failed", self.generation, self.ranks.values())
         if any(("ended", self.generation) in m.said for m in self.ranks.values()):
             raise AllStepsDoneError("all steps were done before the cut")
-
-    def _forget_commands(self) -> bool:
-        """What was asked for before a kill is not done any more; whether there was anything."""
-        found = False
-        while self._commands:
-            found = True
-            self._commands.popleft()[0].cancel()
-        return found
 
     def _hear(self, member: Member, message: Message) -> None:
         """What ranks say unasked: their steps and their snapshots."""
