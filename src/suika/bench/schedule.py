@@ -26,10 +26,11 @@ from suika.simulate.times import Models, estimated, measured
 from suika.simulate.trace import read_trace
 
 BASE = "rubick/workload-base.csv"
-W64 = ("lingjun2023_w64_busiest", "helios_venus_w64_moderate", "philly_w64_busiest")
+W64 = ("philly_w64_busiest", "helios_venus_w64_moderate", "lingjun2023_w64_busiest")
 C1024 = ("lingjun2023_c1024_3d", "helios_venus_c1024_7d", "philly_c1024_7d")
 ALL = tuple(NAMES)
-BEST = ("suika", "elasticflow", "smartfill", "hesrpt", "srtf", "sia", "srpt")
+# Every rival that was best, or best of Rubick, Sia, Arena and Pollux, in a case of the parts base, w64 and loads.
+BEST = ("suika", "elasticflow", "rubick", "hesrpt", "smartfill", "arena", "sia", "srpt")
 
 # At most four settings each, the default first.
 GRID: dict[str, tuple[str, ...]] = {
@@ -63,31 +64,37 @@ class Case:
     curves: str = "measured"
 
 
-def _loads(traces: tuple[str, ...], loads: tuple[float | None, ...], **rest: Any) -> list[Case]:
-    return [
-        Case(trace, move_cost=cost, load=load, **rest) for load in loads for trace in traces for cost in ("260", "30")
-    ]
-
+LOADS = (0.5, 0.8, 1.0, 1.2)
+COSTS = ("260", "30")
 
 PARTS: dict[str, list[Case]] = {
-    "base": [Case(BASE, move_cost=cost) for cost in ("260", "30", "2", "model")],
-    "jitter": [Case(BASE, ("suika",), cost, seed=seed) for cost in ("260", "30") for seed in range(1, 6)],
-    "w64": _loads(W64[::-1], (None,)),
-    "w64-loads": _loads(W64[::-1], (0.5, 0.8, 1.0, 1.2)),
-    "base-loads": _loads((BASE,), (0.5, 0.8, 1.0, 1.2)),
+    "base": [Case(BASE, move_cost=cost) for cost in (*COSTS, "2", "model")],
+    "w64": [Case(trace, move_cost=cost) for trace in W64 for cost in COSTS],
+    "loads": [Case(trace, move_cost=cost, load=load) for load in LOADS for trace in (BASE, *W64) for cost in COSTS],
+    "jitter": [Case(BASE, ("suika",), cost, seed=seed) for cost in COSTS for seed in range(1, 6)],
+    "seeds": [
+        Case(trace, BEST, cost, load, seed)
+        for seed in range(1, 5)
+        for load in (None, *LOADS)
+        for trace in (BASE, *W64)
+        for cost in COSTS
+    ],
     "robust": [
         Case(BASE, ("suika",), cost, lengths=lengths, noise=noise)
-        for cost in ("260", "30")
+        for cost in COSTS
         for lengths, noise in (("declared", 0.07), ("noisy:0.5", 0.0), ("noisy:0.5", 0.07), ("blind", 0.0))
     ],
-    "vc": [Case("philly_vc_7f04ca", BEST, cost, devices=128) for cost in ("260", "30")],
+    "vc": [Case("philly_vc_7f04ca", BEST, cost, devices=128) for cost in COSTS],
     "c1024": [
-        Case(trace, BEST, "30", load, devices=1024, curves="estimated") for load in (None, 0.8, 1.2) for trace in C1024
+        Case(trace, BEST, "30", load, seed, devices=1024, curves="estimated")
+        for seed in (0, 1)
+        for load in (0.8, 1.2)
+        for trace in C1024
     ],
     "helios-7d": [Case("helios_venus_c1024_7d", ("suika",), "30", devices=1024, curves="estimated")],
     "tune": [
         Case(trace, tuple(f"{name}:{setting}" for name, settings in GRID.items() for setting in settings), cost)
-        for trace, cost in ((BASE, "260"), (BASE, "30"), (W64[0], "260"))
+        for trace, cost in ((BASE, "260"), (BASE, "30"), ("lingjun2023_w64_busiest", "260"))
     ],
 }
 

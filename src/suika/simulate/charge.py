@@ -6,9 +6,9 @@ decision takes about BASE_S + PER_JOB_S x jobs + PER_DEVICE_S x devices. Every p
 
 from __future__ import annotations
 
-BASE_S = 2.0e-3
-PER_JOB_S = 2.0e-5
-PER_DEVICE_S = 4.0e-7
+BASE_S = 3.0e-3
+PER_JOB_S = 1.5e-5
+PER_DEVICE_S = 9.0e-7
 
 
 def decision_s(num_devices: int, num_jobs: int) -> float:
