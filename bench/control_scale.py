@@ -64,7 +64,12 @@ def connect(daemon: Daemon, node: Node) -> None:
     wire, connection = Wire(), object()
     hello = {"protocol": PROTOCOL, "node": asdict(node), "incarnation": "one", "controller": None, "received": 0}
     _, answer = daemon.hub.join(hello, connection)
-    wire.connect(lambda frame: daemon.hub.receive(node.name, connection, json.dumps(frame)), answer["received"])
+
+    def send(frame: dict[str, Any]) -> None:
+        daemon.hub.receive(node.name, connection, json.dumps(frame))
+        daemon.hub.acknowledge(node.name, connection)
+
+    wire.connect(send, answer["received"])
     daemon.hub.ready(node.name, connection, lambda frame: wire.take(frame) and None, 0)
     wire.put({"event": "hello", "processes": []})
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from suika.cli import usage
+from suika.cli.moments import moment
 from suika.core.errors import SpecError
 
 ROW = {"tenant": "a", "job": "j1", "name": "x", "device_type": "A800", "device_s": 7200.0, "waiting_s": 60.0}
@@ -17,14 +18,14 @@ REPORT["jobs"] = [ROW | {"moves": 1, "failed_moves": 0, "moved_bytes": 5}]
 
 
 def test_times_are_moments_or_ages() -> None:
-    assert usage._moment(None) is None
-    assert usage._moment("90s") == -90.0, "by the controller's clock"
-    assert usage._moment("1.5h") == -5400.0
-    assert usage._moment("0s") < 0, "now, not the epoch"
-    assert usage._moment("1970-01-02T00:00+00:00") == 86400.0
-    for wrong in ("soon", "12", "-3h", "2026-13-01"):
-        with pytest.raises(SpecError, match="is no time"):
-            usage._moment(wrong)
+    assert moment(None, "since") is None
+    assert moment("90s", "since") == -90.0, "by the controller's clock"
+    assert moment("1.5h", "since") == -5400.0
+    assert moment("0s", "since") < 0, "now, not the epoch"
+    assert moment("1970-01-02T00:00+00:00", "since") == 86400.0
+    for wrong in ("soon", "12", "-3h", "2026-13-01", "9" * 400 + "d"):
+        with pytest.raises(SpecError, match="since.*is no time"):
+            moment(wrong, "since")
 
 
 def test_csv_has_a_row_per_job_and_type(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from suika.control.store import News, StaleWriteError, Store
+from suika.control.store import News, StaleWriteError, Store, Which
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.decision import Reason, ReasonCode
 from suika.core.job import Job, JobSpec, JobState, parse_job
@@ -137,6 +137,32 @@ class StoreConformance:
         assert [event.seq for event in store.events(job_id="j1")] == [2, 4]
         assert [event.seq for event in store.events(after=1, limit=2)] == [2, 3]
         assert store.events()[0].data["text"] == "<b>'\"ü"
+
+    def test_events_may_be_asked_for_by_kind_time_tenant_and_from_the_end(self, store: Store) -> None:
+        for number, tenant in enumerate(("mine", "mine", "other")):
+            made = spec(f"s{number}").model_copy(update={"tenant": tenant})
+            store.add(Job(f"j{number}", made, 1.0), News(float(number), "submitted"))  # 1 to 3
+        store.append(3.0, "node-arrived", node="n0")
+        store.append(4.0, "cycle", decisions=1)
+        for number in range(6, 9):
+            store.append(float(number), "decided", f"j{number - 6}", text="%_")
+
+        def asked(after: int = 0, job_id: str | None = None, limit: int | None = None, **which: Any) -> list[int]:
+            return [event.seq for event in store.events(after, job_id, limit, Which(**which))]
+
+        assert store.last_seq() == 8
+        assert asked(kinds=frozenset(("decided", "cycle"))) == [5, 6, 7, 8]
+        assert asked(kinds=frozenset()) == []
+        assert asked(limit=3, last=True) == [6, 7, 8]
+        assert asked(limit=3, last=True, before=6) == [3, 4, 5]
+        assert asked(before=3) == [1, 2]
+        assert asked(before=0) == asked(before=1) == []
+        assert asked(after=6, limit=9, last=True) == [7, 8]
+        assert asked(since_s=4.0) == [5, 6, 7, 8]
+        assert asked(tenant="mine") == [1, 2, 4, 6, 7]
+        assert asked(tenant="nobody") == [4]
+        assert asked(tenant="mine", limit=2, last=True) == [6, 7]
+        assert asked(job_id="j1", tenant="mine", kinds=frozenset(("decided",))) == [7]
 
     def test_many_threads_append_without_a_gap(self, store: Store) -> None:
         def write(name: int) -> None:

@@ -53,7 +53,12 @@ class Node:
         self.resumed, self.controller = answer["resumes"], answer["controller"]
         if not self.resumed:
             self.wire, received = Wire(), 0
-        self.wire.connect(lambda frame: self.hub.receive(self.name, connection, json.dumps(frame)), answer["received"])
+
+        def send(frame: dict[str, Any]) -> None:
+            self.hub.receive(self.name, connection, json.dumps(frame))
+            self.hub.acknowledge(self.name, connection)
+
+        self.wire.connect(send, answer["received"])
         self.hub.ready(name, connection, self._hear, received)
 
     def _hear(self, frame: dict[str, Any]) -> None:
@@ -261,9 +266,34 @@ def test_a_question_is_answered_by_the_node_that_was_asked(made: Any) -> None:
         assert asked.result(10)["logs"] == [["j.1.n0/0", 0, 5]]
     with pytest.raises(UnreachableError, match="did not answer"):
         hub.ask("n0", {"do": "logs", "job_id": "j"}, timeout_s=0.01)
+    nodes[0].say("logs", request=number + 1, logs=[])  # late
+    with pytest.raises(UnreachableError, match="did not answer"):
+        hub.ask("n0", {"do": "logs", "job_id": "j"}, timeout_s=0.01)
     nodes[0].cut()
     with pytest.raises(UnreachableError, match="not connected"):
         hub.ask("n0", {"do": "logs", "job_id": "j"})
+
+
+def test_a_node_that_hangs_is_waited_for_once(made: Any) -> None:
+    hub, _, now = made
+    node = Node(hub)
+    node.connect()
+    node.greet()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(hub.ask, "n0", {"do": "logs", "job_id": "j"}, 1.0)
+        while not node.orders:
+            time.sleep(0.001)
+        now[0] += 2.0
+        with pytest.raises(UnreachableError, match="does not answer at present"):
+            hub.ask("n0", {"do": "logs", "job_id": "j"}, timeout_s=30.0)
+        with pytest.raises(UnreachableError, match="did not answer for 1 s"):
+            asked.result(10)
+    with pytest.raises(UnreachableError, match="does not answer at present"):
+        hub.ask("n0", {"do": "logs", "job_id": "j"}, timeout_s=30.0)
+    now[0] += 31.0
+    with pytest.raises(UnreachableError, match="did not answer"):  # it is tried again
+        hub.ask("n0", {"do": "logs", "job_id": "j"}, timeout_s=0.01)
+    assert len(node.orders) == 2
 
 
 def test_two_nodes_of_one_name(made: Any) -> None:

@@ -83,6 +83,20 @@ def test_the_deadline_is_on_record(world: World) -> None:
     assert again.row("n0")["until_s"] == world.now + 600
 
 
+def test_what_was_told_is_not_told_again_after_a_restart(world: World) -> None:
+    world.start_command("gang", "n1/0", preemption={"policy": "never"})
+    world.api.drain("n0", deadline_s=60)
+    world.api.drain("n1", deadline_s=60)
+    world.turn(61)
+    before = world.kinds()
+    assert (before.count("node-drained"), before.count("drain-late")) == (1, 1)
+    Drains(world.controller.state, lambda *_: None).look()
+    assert world.kinds() == before
+    world.api.drain("n0", deadline_s=60)  # a drain of its own: its end is told
+    Drains(world.controller.state, lambda *_: None).look()
+    assert world.kinds().count("node-drained") == 2
+
+
 def test_after_a_restart_the_record_is_read_once_for_all_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for node, deadline_s in (("n0", 60.0), ("n1", 90.0), ("n0", 70.0)):
         world.api.drain(node, deadline_s=deadline_s)

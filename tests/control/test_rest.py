@@ -16,10 +16,11 @@ import pytest
 from world import World
 
 from suika.control.accounts import Accounts
+from suika.control.agents import UnreachableError
 from suika.control.auth import Role
 from suika.control.boundary import MAX_BODY_BYTES
 from suika.control.database import open_engine
-from suika.control.joblogs import _cursor
+from suika.control.joblogs import JobLogs, _cursor
 from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor
 from suika.control.rest import make_app
@@ -334,6 +335,84 @@ def test_data_outside_the_permitted_folders_is_refused(world: World, tmp_path: P
     for path in ("/etc/hostname", f"{inside}/../inside2", f"{inside}/link", f"{inside}/../../../etc/hostname"):
         assert field(path) == "job.data"
     door.close()
+
+
+def test_health_waits_for_nothing(rest: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is in the midst of a long decision, and every thread that answers requests waits for it."""
+    controller, go_on = rest.world.controller, threading.Event()
+    controller.start()
+    controller.post(lambda: go_on.wait(30) and None)
+    waiting = [threading.Thread(target=rest.ask, args=("ann", "POST", f"/v1/jobs/j{n}/cancel")) for n in range(3)]
+    asked = [
+        threading.Thread(target=lambda: rest.ask("olga", "POST", "/v1/nodes/n0/drain", json={})) for _ in range(45)
+    ]
+    for thread in (*waiting, *asked):
+        thread.start()
+    try:
+        time.sleep(0.3)
+        began_s = time.monotonic()
+        answer = rest.client.get("/healthz")
+        assert time.monotonic() - began_s < 2.0
+        assert answer.status_code == 200
+        assert answer.json()["stands_s"] > 0.2
+        monkeypatch.setattr(controller, "_turned_s", time.monotonic() - 61.0)
+        answer = rest.client.get("/healthz")
+        assert (answer.status_code, answer.json()["error"]["field"]) == (503, "controller")
+    finally:
+        go_on.set()
+        for thread in (*waiting, *asked):
+            thread.join(30)
+        controller.close()
+    assert all(not thread.is_alive() for thread in asked)
+
+
+def test_logs_of_nodes_that_hang_keep_no_other_request_waiting(rest: SimpleNamespace) -> None:
+    rest.world.start("mine", "n0/0", tenant="research")
+    go_on = threading.Event()
+
+    class Hanging:
+        def logs(self, node: str, job_id: str) -> list[Any]:
+            go_on.wait(30)
+            raise UnreachableError(f"{node} did not answer")
+
+        def read(self, *_: Any) -> Any:
+            raise AssertionError
+
+    rest.world.api._logs = JobLogs(rest.world.controller.state, Hanging())
+    pollers = [threading.Thread(target=rest.ask, args=("ann", "GET", "/v1/jobs/mine/logs")) for _ in range(60)]
+    for thread in pollers:
+        thread.start()
+    try:
+        time.sleep(0.5)
+        began_s = time.monotonic()
+        assert rest.ask("ann", "GET", "/v1/jobs/mine").status_code == 200
+        assert time.monotonic() - began_s < 5.0
+    finally:
+        go_on.set()
+        for thread in pollers:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in pollers)
+
+
+def test_the_newest_events_page_by_page(rest: SimpleNamespace) -> None:
+    world = rest.world
+    mine = world.submit("mine", tenant="research")
+    for number in range(30):
+        world.store.append(world.now + number, "snapshot", world.submit(f"t{number}", tenant="product"))
+        world.store.append(world.now + number, "snapshot", mine, number=number)
+
+    def page(**query: Any) -> list[int]:
+        rows = rest.ask("ann", "GET", "/v1/events", params={"newest": True, "limit": 10} | query).json()["events"]
+        assert {row["job_id"] for row in rows} <= {mine}
+        return [row["seq"] for row in rows]
+
+    everything = [row["seq"] for row in rest.ask("ann", "GET", "/v1/events").json()["events"]]
+    last = page()
+    middle = page(before=last[0])
+    assert middle + last == everything[-20:]
+    assert len(page(since=world.now + 25)) == 5
+    forward = rest.ask("ann", "GET", "/v1/events", params={"after": everything[-1]}).json()
+    assert (forward["events"], forward["next"]) == ([], world.store.last_seq())
 
 
 def test_events_as_they_happen(rest: SimpleNamespace) -> None:

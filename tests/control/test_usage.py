@@ -11,6 +11,7 @@ from world import World
 from suika.control.database import DatabaseStore
 from suika.control.store import News
 from suika.control.usage import UsageBook
+from suika.core.cluster import Device
 from suika.core.errors import SpecError
 from suika.core.job import Job, parse_job
 from suika.runtime.events import Outcome
@@ -89,6 +90,18 @@ def test_a_failed_move_gives_back_what_it_had_taken(world: World) -> None:
     row = row_of(world.api.usage(), "a")
     assert row["device_s"] == pytest.approx(3 * 3.0 + 7.0)
     assert (row["moves"], row["failed_moves"]) == (0, 1)
+
+
+def test_the_delivery_of_a_final_checkpoint_holds_nothing(world: World) -> None:
+    """Its processes are gone, and others may have the devices; nor does it wait for any."""
+    run = world.start("a", "n0/0", "n0/1")
+    world.turn(10.0)
+    run.released({Device("n0", 0), Device("n0", 1)})
+    world.turn()
+    world.turn(50.0)  # the copy takes as long
+    world.store.append(world.now, "job-finished", world.job("a").id)
+    row = row_of(world.api.usage(), "a")
+    assert (row["device_s"], row["waiting_s"]) == (pytest.approx(20.0), pytest.approx(0.0))
 
 
 def test_a_tenant_sees_only_its_own(world: World) -> None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import random
 import secrets
+import socket
 import ssl
+import struct
 import sys
 import threading
 import time
+from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -99,17 +104,19 @@ class Agent:
             except (OSError, WebSocketException, LinkError, TimeoutError) as error:
                 if isinstance(error, InvalidStatus) and error.response.status_code in (401, 403):
                     raise RefusedError(f"the controller refuses the token ({error.response.status_code})") from None
-                self._note(f"no controller: {type(error).__name__}: {error}")
+                if not self._stopped.is_set():
+                    self._note(f"no controller: {type(error).__name__}: {error}")
             finally:
                 self._wire.disconnect()
             wait_s = _RETRY_S[0] if time.monotonic() - began_s > 10 else min(wait_s * 2, _RETRY_S[1])
             self._stopped.wait(wait_s * random.uniform(0.5, 1.0))
 
     def stop(self) -> None:
-        """Leave; processes live on and another agent takes them over."""
+        """Leave; processes live on and another agent takes them over. Waits for nobody, as a signal's handler must."""
         self._stopped.set()
         if self._connection is not None:
-            self._connection.close()
+            with suppress(OSError):
+                self._connection.socket.shutdown(socket.SHUT_RDWR)
 
     # -- one connection -----------------------------------------------------------------------------------------------
 
@@ -127,6 +134,9 @@ class Agent:
         ) as connection:
             self._connection = connection
             lease_s = self._greet(connection)
+            # A controller that hangs must not keep us in the midst of a send: then it is as if it were silent.
+            patience = struct.pack("ll", math.ceil(lease_s), 0)
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
             self._note(f"connected to controller {self._controller}")
             self._serve(connection, lease_s)
 
@@ -266,7 +276,7 @@ class Agent:
                 self._awaited = None
                 event = {"event": "hello", "processes": event["processes"]}
             if self._awaited is None:
-                self._wire.put(event)
+                self._wire.put(event, _newest_of(event))
 
     def _await_idle(self) -> None:
         """Before the controller may offer a device again its memory is back, or it is said to be dirty."""
@@ -287,7 +297,17 @@ class Agent:
 
     def _tell_dirty(self, dirty: dict[int, str]) -> None:
         self._told_dirty = dirty
-        self._wire.put({"event": "devices", "dirty": {str(index): why for index, why in dirty.items()}})
+        said = {str(index): why for index, why in dirty.items()}
+        self._wire.put({"event": "devices", "dirty": said}, newest_of="devices")
 
     def _note(self, text: str) -> None:
         print(f"suika agent {self.node.name}: {text}", file=sys.stderr, flush=True)
+
+
+def _newest_of(event: Message) -> Hashable:
+    """Of what a process says, the newest of each kind and generation (and rank that it speaks of) counts, as for who
+    connects to its fork server later. Each beginning and end of a process is told."""
+    if event["event"] != "message":
+        return None
+    said = event["message"]
+    return event["process"], said.get("say"), said.get("generation", 0), said.get("rank")

@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("suika.cli.cluster:nodes", "List nodes and who holds their devices."),
     "drain": ("suika.cli.cluster:drain", "Move jobs off a node and give it no new work."),
     "undrain": ("suika.cli.cluster:undrain", "Give a drained node work again."),
-    "events": ("suika.cli.cluster:events", "Show what happened, oldest first."),
+    "events": ("suika.cli.events:events", "Show what happened lately, or since a time."),
     "top": ("suika.cli.top:top", "Watch the cluster: jobs, devices and moves."),
     "quota": ("suika.cli.quota:quota", "How many devices a tenant's jobs may hold."),
     "usage": ("suika.cli.usage:usage", "Device time, waiting and moves by tenant."),

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import csv
-import re
 import sys
 import time
-from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from suika.cli.ask import ask
+from suika.cli.moments import moment
 from suika.cli.output import Column, Format, JsonOption, emit, note, seconds, size
-from suika.core.errors import SpecError
 
 UsageFormat = Literal["table", "wide", "json", "yaml", "csv"]
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_JUST_NOW_S = 1e-6
 
 TENANT_COLUMNS = [
     Column("TENANT", lambda row: row["tenant"]),
@@ -51,7 +47,7 @@ def usage(
     json: JsonOption = False,
 ) -> None:
     """What tenants have used: device time by type, waiting, moves. CSV has a row per job and device type."""
-    found = ask("usage", since=_moment(since), until=_moment(until), tenant=tenant)
+    found = ask("usage", since=moment(since, "usage.since"), until=moment(until, "usage.until"), tenant=tenant)
     if output == "csv" and not json:
         _emit_csv(found["jobs"])
         return
@@ -59,18 +55,6 @@ def usage(
     emit(found, rows, columns, "json" if json else cast(Format, output))
     if not json and output in ("table", "wide"):
         note(f"from {_shown(found['since_s'])} to {_shown(found['until_s'])}")
-
-
-def _moment(text: str | None) -> float | None:
-    """Seconds since the epoch; below 0: so long ago by the controller's clock, which may not be ours."""
-    if text is None:
-        return None
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return -max(float(ago[1]) * _UNITS[ago[2]], _JUST_NOW_S)
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise SpecError("usage", text, "is no time", "write 2026-01-31, 2026-01-31T12:00 or 12h") from None
 
 
 def _shown(at_s: float) -> str:

@@ -16,6 +16,7 @@ from suika.control.auth import Right
 from suika.core.errors import SpecError
 
 _HELLO_WAIT_S = 20.0
+_ACKNOWLEDGE_S = 0.1  # after a frame: one acknowledgement for all that came meanwhile
 _POLICY_VIOLATION, _GOING_AWAY = 1008, 1001
 
 
@@ -42,6 +43,7 @@ class _Conversation:
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._outgoing: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self._acknowledgement: asyncio.TimerHandle | None = None
 
     async def hold(self) -> None:
         name = await self._join()
@@ -51,13 +53,26 @@ class _Conversation:
         try:
             while True:
                 text = await self._socket.receive_text()
-                await run_in_threadpool(self._hub.receive, name, self, text)
+                # Not on the pool of threads that requests of users wait for: a cluster that starts has much to say.
+                self._hub.receive(name, self, text)
+                self._acknowledge_soon(name)
+                await asyncio.sleep(0)  # a node that talks without a pause does not keep others waiting
         except LinkError as error:
             with suppress(RuntimeError):
                 await self._socket.close(_POLICY_VIOLATION, str(error)[:120])
         finally:
             self._hub.leave(name, self)
             sender.cancel()
+            if self._acknowledgement is not None:
+                self._acknowledgement.cancel()
+
+    def _acknowledge_soon(self, name: str) -> None:
+        def acknowledge() -> None:
+            self._acknowledgement = None
+            self._hub.acknowledge(name, self)
+
+        if self._acknowledgement is None:
+            self._acknowledgement = self._loop.call_later(_ACKNOWLEDGE_S, acknowledge)
 
     async def _join(self) -> str | None:
         text = await asyncio.wait_for(self._socket.receive_text(), _HELLO_WAIT_S)

@@ -27,7 +27,8 @@ from suika.runtime.gang import COMMAND_ENTRY, NOT_STARTED
 
 LEASE_S = 60.0
 _TICK_S = 0.5
-ASK_WAIT_S = 20.0
+ASK_WAIT_S = 5.0  # for a node's answer to a question
+_ASK_PATIENCE_S, _ASK_AGAIN_S = 1.0, 30.0  # an answer is out so long: nobody else waits; it never came: until then
 _KEPT_UNCLAIMED = 10_000
 Listener = Callable[[Message], None]
 
@@ -46,6 +47,14 @@ class Attached:
     ordered: set[str] = field(default_factory=set)  # asked for before that: no part of what it tells
     listeners: dict[str, Listener | None] = field(default_factory=dict)
     unclaimed: dict[str, deque[Message]] = field(default_factory=dict)
+    asked: dict[int, _Question] = field(default_factory=dict)  # by the request's number
+    mute_until_s: float = 0.0  # a question was not answered: none is asked until then
+
+
+@dataclass(frozen=True)
+class _Question:
+    since_s: float
+    answer: Future[Message] = field(default_factory=Future)
 
 
 class UnreachableError(RuntimeError):
@@ -76,7 +85,6 @@ class AgentHub:
         self._lock = threading.RLock()
         self._nodes: dict[str, Attached] = {}
         self._where: dict[str, str] = {}  # process -> node
-        self._asked: dict[tuple[str, int], Future[Message]] = {}  # (node, number of the request)
         self._requests = itertools.count(1)
         self._stopped = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="leases", daemon=True)
@@ -157,22 +165,27 @@ class AgentHub:
                 listener(event)
 
     def ask(self, node: str, order: Message, timeout_s: float = ASK_WAIT_S) -> Message:
-        """The node's answer to a question about its logs. Blocks; raises `UnreachableError`."""
-        key, answer = (node, next(self._requests)), Future[Message]()
+        """The node's answer to a question about its logs. Blocks, but not for a node that is known to hang: one
+        question finds that out for all. Raises `UnreachableError`."""
+        number = next(self._requests)
         with self._lock:
-            attached = self._nodes.get(node)
+            attached, now = self._nodes.get(node), self._clock()
             if attached is None or attached.connection is None:
                 raise UnreachableError(f"{node} is not connected")
             if attached.protocol < WITH_COMMANDS:
                 raise UnreachableError(f"the agent of {node} is of an older version, which shows no logs: upgrade it")
-            self._asked[key] = answer
-            attached.wire.put(order | {"request": key[1]})
+            hangs = any(now - question.since_s > _ASK_PATIENCE_S for question in attached.asked.values())
+            if hangs or now < attached.mute_until_s:
+                raise UnreachableError(f"{node} does not answer at present")
+            question = attached.asked[number] = _Question(now)
+            attached.wire.put(order | {"request": number})
         try:
-            return answer.result(timeout_s)
+            return question.answer.result(timeout_s)
         except TimeoutError:
+            attached.mute_until_s = self._clock() + _ASK_AGAIN_S
             raise UnreachableError(f"{node} did not answer for {timeout_s:.0f} s") from None
         finally:
-            self._asked.pop(key, None)
+            attached.asked.pop(number, None)
 
     def _of(self, process: str) -> Attached | None:
         return self._nodes.get(self._where.get(process, ""))
@@ -217,7 +230,8 @@ class AgentHub:
                 attached.wire.connect(send, peer_received)
 
     def receive(self, name: str, connection: object, text: str | bytes) -> None:
-        """A frame has come. Raises `LinkError`, before anything has changed, for one that is not in order."""
+        """A frame has come. Raises `LinkError`, before anything has changed, for one that is not in order. Takes no
+        time; the caller sees to it that `acknowledge` follows soon."""
         try:
             frame = json.loads(text)
         except (ValueError, RecursionError):
@@ -229,9 +243,15 @@ class AgentHub:
                 raise LinkError("this connection has been replaced, or its lease has run out")
             event = attached.wire.take(frame)
             attached.heard_s = self._clock()
-            attached.wire.beat()
             if event is not None and known:
                 self._hear(attached, event)
+
+    def acknowledge(self, name: str, connection: object) -> None:
+        """Say what was taken, which is also a sign of life."""
+        with self._lock:
+            attached = self._nodes.get(name)
+            if attached is not None and attached.connection is connection:
+                attached.wire.beat()
 
     def leave(self, name: str, connection: object) -> None:
         """The connection broke; the lease goes on."""
@@ -252,9 +272,10 @@ class AgentHub:
             self.watcher.dirty(attached.node.name, {int(index): why for index, why in event["dirty"].items()})
             return
         if event["event"] == "logs":
-            asked = self._asked.pop((attached.node.name, event["request"]), None)
-            if asked is not None and not asked.done():
-                asked.set_result(event)
+            attached.mute_until_s = 0.0  # late, but it answers
+            question = attached.asked.pop(event["request"], None)
+            if question is not None:
+                question.answer.set_result(event)
             return
         process = event["process"]
         if process not in attached.listeners:

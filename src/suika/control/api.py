@@ -19,7 +19,7 @@ from suika.control.joblogs import MOST_LINES, JobLogs, Shelf
 from suika.control.observe import drop
 from suika.control.preview import preview_resize
 from suika.control.state import Watch
-from suika.control.store import Head, News
+from suika.control.store import Head, News, Which
 from suika.control.submit import admit, check_options, resized
 from suika.control.usage import UsageBook
 from suika.control.views import take_snapshot
@@ -189,7 +189,8 @@ class Api:
     def describe(self, job: str) -> dict[str, Any]:
         """All there is to know of a job: its file, its options, where it runs, its moves."""
         found = self._find(job)
-        events = self.state.store.events(job_id=found.id)
+        kinds = frozenset(("redeployed", "move-failed"))
+        events = self.state.store.events(job_id=found.id, which=Which(kinds))
         curve = self.controller.pricing.curve(found.spec, self.state.learned.of(found.id))
         return self.row(found) | {
             "spec": found.spec.model_dump(mode="json"),
@@ -207,8 +208,8 @@ class Api:
     def explain(self, job: str, show: Show = name_of) -> dict[str, Any]:
         """Why a job has what it has, or why it waits: the present reason, and every decision about it."""
         found = self._find(job)
-        kinds = ("decided", "waits", "decision-cancelled", "move-failed", "resized", "recovering")
-        events = [event.to_dict() for event in self.state.store.events(job_id=found.id) if event.kind in kinds]
+        kinds = frozenset(("decided", "waits", "decision-cancelled", "move-failed", "resized", "recovering"))
+        events = [event.to_dict() for event in self.state.store.events(job_id=found.id, which=Which(kinds))]
         going = next((w for w in self.state.waiting if w.decision.job_id == found.id), None)
         reason = going.decision.reason if going else found.reason
         sentence = reason.sentence
@@ -265,10 +266,24 @@ class Api:
             for node in self.state.cluster.nodes
         ]
 
-    def events(self, after: int = 0, job: str | None = None, limit: int = 1000) -> list[dict[str, Any]]:
-        """What happened, oldest first: the events after number `after`, at most `limit`."""
+    def events(
+        self,
+        after: int = 0,
+        job: str | None = None,
+        limit: int = 1000,
+        before: int | None = None,
+        since: float | None = None,
+        newest: bool = False,
+    ) -> list[dict[str, Any]]:
+        """What happened, oldest first: of the events between numbers `after` and `before` the first `limit`, or the
+        last ones with `newest`. `since`: seconds since the epoch; below 0: so long ago by the controller's clock."""
         job_id = self._find(job).id if job else None
-        return [event.to_dict() for event in self.state.store.events(after, job_id, max(limit, 0))]
+        which = Which(before=before, since_s=self.moment(since), last=newest)
+        return [event.to_dict() for event in self.state.store.events(after, job_id, max(limit, 0), which)]
+
+    def moment(self, said_s: float | None) -> float | None:
+        """Seconds since the epoch, of a time that may be said as so long ago (below 0)."""
+        return self.state.clock() + said_s if said_s is not None and said_s < 0 else said_s
 
     def logs(
         self, job: str, rank: int | None = None, tail: int | None = None, cursor: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,6 +59,7 @@ class Controller:
         self._listener = listener
         self._stopping = False
         self._last_fault = ""
+        self._turned_s = time.monotonic()
         self._round_s, self._next_round_s = policy.round_s, 0.0
         self.observer = Observer(self.state, device_hold_s, self.retire, delivering(self._pool.submit, self.post))
         self.actor = Actor(
@@ -76,6 +78,7 @@ class Controller:
 
     def turn(self, wait_s: float = 0.0) -> None:
         """Take in everything that has arrived (waiting up to `wait_s` for a first message), then act."""
+        self._turned_s = time.monotonic()
         for message in self._arrived(wait_s):
             self._guarded(message if callable(message) else partial(self.observer.see, message))
         self._guarded(self._expire_holds)
@@ -128,6 +131,11 @@ class Controller:
         if self._listener is not None:
             self._listener(report)
         self._inbox.put(report)
+
+    @property
+    def stands_s(self) -> float:
+        """Real seconds since the loop last began a round."""
+        return time.monotonic() - self._turned_s
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._loop, name="controller", daemon=True)

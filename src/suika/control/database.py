@@ -18,12 +18,35 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    and_,
+    bindparam,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from suika.control import tables
 from suika.control.migrate import migrate
 from suika.control.records import job_of, job_row, spec_text
-from suika.control.store import Event, Head, MemoryStore, News, StaleWriteError
+from suika.control.store import (
+    CONCERN_ALL,
+    EVERY,
+    Event,
+    Head,
+    MemoryStore,
+    News,
+    StaleWriteError,
+    Which,
+)
 from suika.core.cluster import Node
 from suika.core.job import ENDED, Job, JobState
 
@@ -64,6 +87,22 @@ def _begin_sqlite(connection: Connection) -> None:
     """A transaction that will write holds the write lock from its first read on: it never has to start again."""
     reads = connection.get_execution_options().get("reads_only", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _conditions(which: Which) -> list[ColumnElement[bool]]:
+    columns = tables.events.c
+    found: list[ColumnElement[bool]] = []
+    if which.kinds is not None:
+        found.append(columns.kind.in_(sorted(which.kinds)))
+    if which.before is not None:
+        found.append(columns.seq < which.before)
+    if which.since_s is not None:
+        found.append(columns.at_s >= which.since_s)
+    if which.tenant is not None:
+        own = select(tables.jobs.c.id).where(tables.jobs.c.tenant == which.tenant)
+        of_all = or_(*(columns.kind.startswith(start) for start in CONCERN_ALL))
+        found.append(or_(columns.job_id.in_(own), and_(columns.job_id.is_(None), of_all)))
+    return found
 
 
 class _Transaction:
@@ -328,14 +367,22 @@ class DatabaseStore:
         self._last_seq = told.seq
         return told
 
-    def events(self, after: int = 0, job_id: str | None = None, limit: int | None = None) -> tuple[Event, ...]:
+    def events(
+        self, after: int = 0, job_id: str | None = None, limit: int | None = None, which: Which = EVERY
+    ) -> tuple[Event, ...]:
         columns = tables.events.c
-        wanted = select(tables.events).where(columns.seq > after).order_by(columns.seq).limit(limit)
+        wanted = select(tables.events).where(columns.seq > after, *_conditions(which)).limit(limit)
+        wanted = wanted.order_by(columns.seq.desc() if which.last else columns.seq)
         if job_id is not None:
             wanted = wanted.where(columns.job_id == job_id)
         with self._reading() as connection:
             rows = connection.execute(wanted).all()
-        return tuple(Event(row.seq, row.at_s, row.kind, row.job_id, json.loads(row.data)) for row in rows)
+        found = tuple(Event(row.seq, row.at_s, row.kind, row.job_id, json.loads(row.data)) for row in rows)
+        return found[::-1] if which.last else found
+
+    def last_seq(self) -> int:
+        with self._reading() as connection:
+            return connection.execute(select(func.max(tables.events.c.seq))).scalar() or 0
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from suika.control.observe import drop
 from suika.control.state import State
+from suika.control.store import Which
 from suika.core.decision import Reason, ReasonCode
 from suika.core.job import Job, JobState
 
 SAVE_S = 60.0  # a training job is given this long to save its state, or half of the drain's time if that is less
 MARGIN_S = 5.0  # for the end of processes
+_OF_DRAINS = Which(frozenset(("node-draining", "node-drained", "drain-late")))
 Stop = Callable[[Job, Reason, float], None]  # job, why, seconds until its devices are needed
 
 
@@ -103,12 +105,16 @@ class Drains:
         """As they were begun last: one pass over the events for all of them, and none if there are none."""
         found = {node: Drain(node, self._state.clock(), None) for node in sorted(nodes)}
         after = 0
-        while nodes and (page := self._state.store.events(after, None, 10_000)):
+        while nodes and (page := self._state.store.events(after, None, 10_000, _OF_DRAINS)):
             after = page[-1].seq
             for event in page:
-                if event.kind == "node-draining" and event.data.get("node") in nodes:
-                    node = event.data["node"]
+                node = event.data.get("node")
+                if node not in found:
+                    continue
+                if event.kind == "node-draining":
                     found[node] = Drain(node, event.at_s, event.data.get("until_s"))
+                else:
+                    found[node].told = True
         return found
 
 

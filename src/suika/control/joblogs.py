@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from suika.control.agents import AgentHub, UnreachableError
 from suika.control.state import State
-from suika.control.store import Event
+from suika.control.store import Event, Which
 from suika.core.cluster import Device
 from suika.core.errors import SpecError, require
 from suika.core.job import ENDED, Job
@@ -28,6 +28,7 @@ PAGE_BYTES = 256 << 10
 _PIECE_BYTES = 64 << 10  # of one process, at a time
 _MOST_CURSOR_BYTES = 4 << 20
 MOST_LINES = 10_000
+_PLACES = Which(frozenset(("decided", "launched", "committed")))  # what is told of where a job ran
 
 
 class Shelf(Protocol):
@@ -82,7 +83,7 @@ class JobLogs:
     def page(self, job: Job, rank: int | None, tail: int | None, cursor: str | None) -> dict[str, Any]:
         """The next lines after `cursor`; without one the first, or the last `tail` of each process."""
         ended = job.state in ENDED  # read first: what it printed before is there when it has ended
-        events = self._state.store.events(job_id=job.id)
+        events = self._state.store.events(job_id=job.id, which=_PLACES)
         seen, plans = _positions(cursor), _plans(job, events)
         entries, missing, budget, more = [], [], PAGE_BYTES, False
         for node in _nodes(events):

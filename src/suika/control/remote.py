@@ -53,12 +53,12 @@ def _all_jobs(server: str, headers: Mapping[str, str], timeout_s: float, argumen
 
 
 def _next_events(server: str, headers: Mapping[str, str], timeout_s: float, arguments: Mapping[str, Any]) -> list[Any]:
-    """The next page that shows anything: on one that holds only what others may see the account sees nothing."""
+    """The next page that shows anything: of an older controller one may be empty that has others behind it."""
     after = arguments.get("after") or 0
     while True:
         method, path, body, _ = _ROUTES["events"]({**arguments, "after": after})
         page = _send(server, method, path, body, headers, timeout_s)
-        if page["events"] or page["next"] == after:
+        if page["events"] or arguments.get("newest") or page["next"] == after:
             return list(page["events"])
         after = page["next"]
 
@@ -150,7 +150,8 @@ _ROUTES: dict[str, Callable[[dict[str, Any]], Route]] = {
     ),
     "events": lambda a: (
         "GET",
-        "/v1/events" + _query(after=a.get("after"), job=a.get("job"), limit=a.get("limit")),
+        "/v1/events"
+        + _query(newest=a.get("newest") or None, **{n: a.get(n) for n in ("after", "before", "job", "limit", "since")}),
         None,
         "events",
     ),

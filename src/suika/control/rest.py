@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import Body, Depends, FastAPI, Header, Query, Request
 from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -27,12 +29,15 @@ from suika.control.auth import Account, Right, Role
 from suika.control.boundary import ForbiddenError, PlainJson, Refusal
 from suika.control.joblogs import MOST_LINES
 from suika.control.metrics import Backends, Metrics
+from suika.control.store import Which
 from suika.control.tenancy import TenantView
 from suika.core.errors import require
 from suika.core.job import JobSpec, JobState
 from suika.core.quota import Quota
 
 POLL_S = 0.25  # how late a followed event may be
+MOST_STANDING_S = 60.0  # a round of the controller's loop that lasts longer is no long decision
+LOG_READERS = 8  # requests for logs, which wait for nodes, at a time: they keep no other requests waiting
 REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": Refusal} for code in (400, 401, 403, 404, 409, 413, 422, 503)
 }
@@ -74,7 +79,8 @@ class QuotaBody(_Body):
 
 
 def make_app(api: Api, accounts: Accounts, data_roots: Sequence[Path] = (), backends: Backends = dict) -> FastAPI:
-    """The ASGI app. `data_roots`: where jobs' data may lie, none: anywhere that the controller can read."""
+    """The ASGI app. `data_roots`: where jobs' data and final checkpoints may lie; none given: anywhere that the
+    controller can read, which is for tests."""
     app = FastAPI(
         title="Suika",
         version="1",
@@ -160,8 +166,10 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
         seen = TenantView(api, who)
         return seen.explain(seen.find(job).id)
 
+    readers = CapacityLimiter(LOG_READERS)
+
     @app.get("/v1/jobs/{job}/logs")
-    def job_logs(
+    async def job_logs(
         job: str,
         rank: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
         tail: Annotated[int | None, Query(ge=0, le=MOST_LINES, description="lines of each process")] = None,
@@ -169,7 +177,11 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
         who: Account = view,
     ) -> dict[str, Any]:
         """What its processes printed, a page at a time, over moves and restarts; ask again with the page's cursor."""
-        return api.logs(TenantView(api, who).find(job).id, rank, tail, cursor)
+
+        def read() -> dict[str, Any]:
+            return api.logs(TenantView(api, who).find(job).id, rank, tail, cursor)
+
+        return await run_sync(read, limiter=readers)
 
     @app.post("/v1/jobs/{job}/resize")
     def resize_job(job: str, wish: Resize, who: Account = submit) -> dict[str, Any]:
@@ -204,10 +216,15 @@ def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Ba
         after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
         job: Annotated[str | None, Query(max_length=64)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+        before: Annotated[int | None, Query(ge=0, lt=2**63, description="only events below this number")] = None,
+        since: Annotated[float | None, Query(gt=-(2**53), lt=2**53, description=_MOMENT)] = None,
+        newest: Annotated[bool, Query(description="the last events of those asked for, not the first")] = False,
         who: Account = view,
     ) -> dict[str, Any]:
-        """What happened after event number `after`, oldest first; `next` goes on from there."""
-        rows, last = TenantView(api, who).events(after, job, limit)
+        """What happened, oldest first. `next` is the `after` of the next page; with `newest` the first event's number
+        is the `before` of the page before it."""
+        which = Which(before=before, since_s=api.moment(since), last=newest)
+        rows, last = TenantView(api, who).events(after, job, limit, which)
         return {"events": rows, "next": last}
 
     @app.get("/v1/usage")
@@ -248,11 +265,14 @@ def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Ba
         """Prometheus text."""
         return PlainTextResponse(metrics.text(), media_type=metrics.media_type)
 
-    @app.get("/healthz", responses={})
-    def health() -> dict[str, Any]:
-        """200 as soon as the controller's loop turns; needs no token."""
-        api.controller.call(lambda: None)
-        return {"ok": True}
+    @app.get("/healthz")
+    async def health() -> PlainJson:
+        """200 as long as the controller's loop turns, else 503; needs no token, and waits for nothing."""
+        stands_s = api.controller.stands_s
+        if stands_s > MOST_STANDING_S:
+            problem = f"the controller's loop has not gone round for {stands_s:.0f} s"
+            return boundary.refusal(503, "controller", None, problem, "its log may say why")
+        return PlainJson({"ok": True, "stands_s": round(stands_s, 3)})
 
 
 def _administration(app: FastAPI, api: Api, accounts: Accounts, needs: Callable[[Right], Any]) -> None:
@@ -314,6 +334,6 @@ def _check_data(field: str, path: Any, roots: tuple[Path, ...]) -> None:
         any(real.is_relative_to(root) for root in roots),
         f"job.{field}",
         path,
-        "is not permitted",
-        f"below: {permitted}",
+        "is not where jobs that come over the network may read and write",
+        f"use a path below {permitted}; the operator permits others with `suika serve --data-root DIR`",
     )

@@ -31,6 +31,22 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Which:
+    """Which events are asked for: of these kinds only; below this number; not earlier than this; only what concerns
+    this tenant, its own jobs' and those of nodes and devices. `last`: not the first of them, but the last."""
+
+    kinds: frozenset[str] | None = None
+    before: int | None = None
+    since_s: float | None = None
+    tenant: str | None = None
+    last: bool = False
+
+
+EVERY = Which()
+CONCERN_ALL = ("node-", "device-")  # how the kinds of those events begin
+
+
+@dataclass(frozen=True)
 class News:
     """An event that is still to be numbered: it is stored together with the record that it tells of, or not at all."""
 
@@ -116,8 +132,15 @@ class Store(Protocol):
 
     def append(self, at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Event: ...
 
-    def events(self, after: int = 0, job_id: str | None = None, limit: int | None = None) -> tuple[Event, ...]:
-        """Events with `seq` > `after`, oldest first, at most `limit`."""
+    def events(
+        self, after: int = 0, job_id: str | None = None, limit: int | None = None, which: Which = EVERY
+    ) -> tuple[Event, ...]:
+        """Events with `seq` > `after`, oldest first, at most `limit`: the first of those that `which` wants, or, if it
+        says so, the last of them."""
+        ...
+
+    def last_seq(self) -> int:
+        """Of the newest event; 0: there is none."""
         ...
 
     def draining(self) -> frozenset[str]: ...
@@ -259,10 +282,31 @@ class MemoryStore:
             self._events.append(event)
             return event
 
-    def events(self, after: int = 0, job_id: str | None = None, limit: int | None = None) -> tuple[Event, ...]:
+    def events(
+        self, after: int = 0, job_id: str | None = None, limit: int | None = None, which: Which = EVERY
+    ) -> tuple[Event, ...]:
         with self._lock:
-            found = (e for e in self._events[after:] if job_id is None or e.job_id == job_id)
-            return tuple(islice(found, limit))
+            known = self._events[after : None if which.before is None else max(which.before - 1, 0)]
+            found = (e for e in (reversed(known) if which.last else known) if self._is_wanted(e, job_id, which))
+            page = tuple(islice(found, limit))
+            return page[::-1] if which.last else page
+
+    def _is_wanted(self, event: Event, job_id: str | None, which: Which) -> bool:
+        return (
+            (job_id is None or event.job_id == job_id)
+            and (which.kinds is None or event.kind in which.kinds)
+            and (which.since_s is None or event.at_s >= which.since_s)
+            and (which.tenant is None or self._concerns(event, which.tenant))
+        )
+
+    def _concerns(self, event: Event, tenant: str) -> bool:
+        if event.job_id is None:
+            return event.kind.startswith(CONCERN_ALL)
+        return self._heads[event.job_id].tenant == tenant
+
+    def last_seq(self) -> int:
+        with self._lock:
+            return len(self._events)
 
     def draining(self) -> frozenset[str]:
         with self._lock:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from suika.control.api import Api, meant
 from suika.control.auth import Account
+from suika.control.store import EVERY, Which
 from suika.core.errors import NotFoundError
 from suika.core.job import ENDED, Job, JobState
 
 _JOB_ID = re.compile(r"\bj[0-9a-f]{10}\b")
 OF_OTHERS = "(another tenant's)"
-_OF_NO_JOB = ("node-", "device-")  # events without a job that concern everybody
 
 
 class TenantView:
@@ -80,20 +81,17 @@ class TenantView:
         except KeyError:
             return True
 
-    def events(self, after: int, job: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
-        """Events that the account may see among the next `limit`, and the number to go on after."""
+    def events(self, after: int, job: str | None, limit: int, which: Which = EVERY) -> tuple[list[dict[str, Any]], int]:
+        """At most `limit` events that the account may see, and the number to go on after."""
         store = self.api.state.store
         job_id = self.find(job).id if job is not None else None
-        events = store.events(after, job_id, limit)
-        seen = [self.shown(e.to_dict()) for e in events if self._concerns(e.kind, e.job_id)]
-        return seen, events[-1].seq if events else after
-
-    def _concerns(self, kind: str, job_id: str | None) -> bool:
-        if self.who.role.sees_all:
-            return True
-        if job_id is None:
-            return kind.startswith(_OF_NO_JOB)
-        return self._sees(self.api.state.store.job(job_id))
+        if not self.who.role.sees_all:
+            which = replace(which, tenant=self.who.tenant)
+        last_seq = store.last_seq()
+        events = store.events(after, job_id, limit, which)
+        there_may_be_more = len(events) == limit and not which.last
+        go_on = events[-1].seq if there_may_be_more else max(after, last_seq, *(e.seq for e in events[-1:]))
+        return [self.shown(event.to_dict()) for event in events], go_on
 
     def _sees(self, job: Job) -> bool:
         return self.who.sees(job.spec.tenant)

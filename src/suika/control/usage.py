@@ -1,8 +1,9 @@
 """What each tenant has used: a fold over the append-only events, so it is the same after any number of restarts.
 
-A job holds the devices that were decided from its start to its end, and during a move those of both layouts; a move
-that fails gives back what it had taken. While it waits for devices, that is counted too. Devices that a controller's
-outage finds running are in use all the while: nothing ends with it.
+A job holds the devices that were decided from its start until its processes have left them, and during a move those of
+both layouts; a move that fails gives back what it had taken. What comes after its processes, the copy of its final
+checkpoint, holds no device: others may have them by then. While it waits for devices, that is counted too. Devices that
+a controller's outage finds running are in use all the while: nothing ends with it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ TypeOf = Callable[[str], str | None]  # of a node's devices; None: no such node
 
 @dataclass
 class _Span:
-    """Devices held, or (none) waited for, from `begin_s` to `end_s` (None: until now)."""
+    """Devices held, or waited for, from `begin_s` to `end_s` (None: until now)."""
 
     begin_s: float
-    devices: frozenset[str]
+    devices: frozenset[str] = frozenset()
+    waits: bool = False
     end_s: float | None = None
 
     def seconds(self, since_s: float, until_s: float) -> float:
@@ -50,11 +52,17 @@ class _Account:
     moves: list[tuple[float, bool, int]] = field(default_factory=list)  # (when, committed, bytes)
     ended_s: float | None = None
 
-    def hold(self, at_s: float, devices: Iterable[str]) -> None:
+    def hold(self, at_s: float, devices: Iterable[str], waits: bool = False) -> None:
         now, held = self.spans[-1], frozenset(devices)
-        if now.end_s is None and now.devices != held:
+        if now.end_s is None and (now.devices, now.waits) != (held, waits):
             now.end_s = at_s
-            self.spans.append(_Span(at_s, held))
+            self.spans.append(_Span(at_s, held, waits))
+
+    def leave(self, at_s: float, devices: Iterable[str]) -> None:
+        """Its processes on these are gone."""
+        now = self.spans[-1]
+        if now.devices:
+            self.hold(at_s, now.devices - frozenset(devices))
 
     def end(self, at_s: float) -> None:
         if self.ended_s is None:
@@ -101,7 +109,7 @@ class UsageBook:
         data, at_s = event.data, event.at_s
         if event.kind == "submitted" and event.job_id is not None:
             spec = data["spec"]
-            waits = _Span(at_s, frozenset())
+            waits = _Span(at_s, waits=True)
             self._accounts[event.job_id] = _Account(event.job_id, spec["name"], spec["tenant"], at_s, [waits])
         account = self._accounts.get(event.job_id or "")
         if account is None:
@@ -116,6 +124,8 @@ class UsageBook:
                 account.hold(at_s, account.before_move | account.decided)
             case "committed":
                 account.hold(at_s, data["plan"]["devices"])
+            case "released":
+                account.leave(at_s, data["devices"])
             case "redeployed":
                 account.moves.append((at_s, True, data["moved_bytes"]))
             case "move-failed":
@@ -124,7 +134,7 @@ class UsageBook:
             case kind if kind in _ENDS:
                 account.end(at_s)
             case kind if kind in _LEAVES:
-                account.hold(at_s, ())
+                account.hold(at_s, (), waits=True)
 
 
 def _moment(said_s: float, now_s: float) -> float:
@@ -139,7 +149,7 @@ def _rows(account: _Account, begin_s: float, end_s: float, type_of: TypeOf) -> l
         seconds = span.seconds(begin_s, end_s)
         if not seconds:
             continue
-        if not span.devices:
+        if span.waits:
             waiting_s += seconds
         for device in span.devices:
             kind = type_of(Device.parse(device).node) or _UNKNOWN
