@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 from world import World
 
+from suika.control import frames
 from suika.control.decider import DecisionError, DecisionProcess, decide_here
 from suika.control.pricing import EstimatedPricing
 from suika.control.views import take_snapshot
+from suika.core.quota import Quota
 from suika.core.snapshot import Snapshot
 from suika.schedule.policies import load
 
@@ -58,6 +61,23 @@ def test_another_process_takes_the_place_of_one_that_died(process: DecisionProce
     assert process.pid != pid
     assert process.is_up(60.0)
     assert process(snapshot).steps == before.steps
+
+
+def test_a_process_that_hangs_is_not_waited_for(
+    process: DecisionProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before it is asked, so that not even the question is taken; a large one, more than a pipe holds."""
+    monkeypatch.setattr(frames, "_STILL_S", 1.0)
+    snapshot = snapshots(tmp_path)[-1]
+    expected, pid = process(snapshot).steps, process.pid
+    os.kill(pid, signal.SIGSTOP)
+    large = replace(snapshot, quotas={f"tenant-{number}": Quota(max=number) for number in range(10_000)})
+    began_s = time.monotonic()
+    assert process(large).steps == expected
+    assert time.monotonic() - began_s < 20.0
+    assert process.pid != pid
+    assert process.is_up(60.0)
+    assert process(large).steps == expected
 
 
 def test_a_fault_of_the_policy_is_told_and_the_next_cycle_goes_on(process: DecisionProcess, tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 A cycle is a pure function of its snapshot. The process is given one, works, and gives back what may be done; whoever
 asked waits meanwhile, and what happens in between is decided together in the next cycle. What does not change from one
 snapshot to the next (the cluster, scaling curves) is sent once, so that the policy's caches stay warm. While the
-process comes up, at first or after it has died, its owner decides itself: the answer is the same.
+process comes up, at first or after it has died or hung, its owner decides itself: the answer is the same.
 
-That process runs `main`: frames of 8 bytes of length and a pickle, on its standard input and output. It ends with its
+That process runs `main`: frames (control/frames.py) of pickles on its standard input and output. It ends with its
 parent, whose end of the pipe closes.
 """
 
@@ -15,7 +15,6 @@ import io
 import os
 import pickle
 import select
-import struct
 import subprocess
 import sys
 import traceback
@@ -24,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
+from suika.control.frames import Patience, TooLongError, read, receive, send, write
 from suika.core.cluster import Cluster
 from suika.core.decision import Decision, Reason
 from suika.core.policy import Policy
@@ -31,7 +31,6 @@ from suika.core.snapshot import JobView, ScalingCurve, Snapshot
 from suika.schedule.cycle import Step, run_cycle
 from suika.schedule.policies import load
 
-_LENGTH = struct.Struct(">Q")
 _ANSWER_S = 120.0
 _BEHIND = 5  # niceness: on a busy machine who is asked answers first, then it is decided
 _UP = b"up"  # the process' first frame
@@ -81,7 +80,7 @@ class DecisionProcess:
         self._is_up = False
         command = [sys.executable, "-c", "from suika.control.decider import main; main()", self._name]
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, close_fds=True
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, close_fds=True
         )
 
     @property
@@ -100,28 +99,25 @@ class DecisionProcess:
 
     def is_up(self, wait_s: float = 0.0) -> bool:
         """Whether the process answers. Raises `OSError` or `EOFError` if it is gone."""
-        if not self._is_up and self._has_said_something(wait_s):
-            assert self._process.stdout is not None
-            self._is_up = _read(self._process.stdout) == _UP
-        return self._is_up
-
-    def _has_said_something(self, wait_s: float) -> bool:
         pipe = self._process.stdout
         assert pipe is not None
-        return bool(select.select([pipe], [], [], wait_s)[0])
+        if not self._is_up and select.select([pipe], [], [], wait_s)[0]:
+            self._is_up = receive(pipe, Patience(self.pid, _ANSWER_S)) == _UP
+        return self._is_up
 
     def _ask(self, snapshot: Snapshot) -> Answer:
-        process = self._process
+        process, patience = self._process, Patience(self.pid, _ANSWER_S)
         assert process.stdin is not None
         assert process.stdout is not None
         forget = len(self._kept) > _MOST_KEPT
         if forget:
             self._kept = {}
-        _write(process.stdin, self._packed(snapshot, forget))
-        if not self._has_said_something(_ANSWER_S):
+        try:
+            send(process.stdin, self._packed(snapshot, forget), patience)
+            answer = pickle.loads(receive(process.stdout, patience))
+        except TooLongError:
             process.kill()
-            raise DecisionError(f"no decision within {_ANSWER_S:.0f} s")
-        answer = pickle.loads(_read(process.stdout))
+            raise DecisionError(f"no decision within {_ANSWER_S:.0f} s") from None
         if isinstance(answer, str):
             raise DecisionError(answer)
         assert isinstance(answer, Answer)
@@ -177,33 +173,15 @@ def _stays(found: object) -> bool:
     return isinstance(found, (Cluster, ScalingCurve))
 
 
-def _write(pipe: Any, content: bytes) -> None:
-    pipe.write(_LENGTH.pack(len(content)) + content)
-    pipe.flush()
-
-
-def _read(pipe: Any) -> bytes:
-    """Raises `EOFError` when the other end is closed."""
-    (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
-    return _exactly(pipe, length)
-
-
-def _exactly(pipe: Any, num_bytes: int) -> bytes:
-    content: bytes = pipe.read(num_bytes)
-    if len(content) != num_bytes:
-        raise EOFError("the pipe is closed")
-    return content
-
-
 def serve(policy: Policy, orders: BinaryIO, answers: BinaryIO) -> None:
     """Answer snapshots until the other end closes."""
     while True:
         try:
-            forget, new, body = pickle.loads(_read(orders))
+            forget, new, body = pickle.loads(read(orders))
             if forget:
                 _remembered.clear()
             _remembered.update(new)
-            _write(answers, pickle.dumps(_answer(pickle.loads(body), policy), pickle.HIGHEST_PROTOCOL))
+            write(answers, pickle.dumps(_answer(pickle.loads(body), policy), pickle.HIGHEST_PROTOCOL))
         except (EOFError, BrokenPipeError):
             return  # the owner has ended
 
@@ -224,6 +202,6 @@ def main() -> None:
     os.nice(_BEHIND)
     policy = load(sys.argv[1])
     with suppress(BrokenPipeError):
-        _write(answers, _UP)
+        write(answers, _UP)
     serve(policy, sys.stdin.buffer, answers)
     os._exit(0)  # what could not be written to a closed pipe stays unwritten, without a word
