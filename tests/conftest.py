@@ -9,6 +9,8 @@ from pathlib import Path
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+os.environ.setdefault("SUIKA_ALLOW_ROOT", "1")  # containers of continuous integration have no other user
+
 # A shell's background jobs ignore SIGINT, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

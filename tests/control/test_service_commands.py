@@ -52,6 +52,10 @@ def test_from_the_first_start_to_a_restored_backup(tmp_path: Path) -> None:
         text.write_text("some text to train on\n" * 100)
         job = {"name": "a", "model": MODEL, "data": str(text), "global_batch": 8, "sequence_length": 16, "steps": 10}
         headers = {"authorization": f"Bearer {token}"}
+        refusal = httpx.post(f"{url}/v1/jobs", json=job, headers=headers, timeout=30)
+        assert (refusal.status_code, refusal.json()["error"]["field"]) == (422, "job.data")
+        assert "--data-root" in refusal.json()["error"]["fix"]
+        job["data"] = str(text.rename(home / "shared" / "text"))
         assert httpx.post(f"{url}/v1/jobs", json=job, headers=headers, timeout=30).status_code == 201
         assert json.loads(run(home, "quota", "research", 4, "--json").stdout) == {
             "quotas": [{"tenant": "research", "guarantee": 0, "guarantee_nodes": 0, "max": 4, "held": 0}]

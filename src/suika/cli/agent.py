@@ -14,6 +14,7 @@ import typer
 from suika.cli.ask import NO_CLUSTER
 from suika.cli.extras import need
 from suika.cli.output import note
+from suika.cli.root import AllowRoot, require_no_root
 from suika.core.errors import require
 
 
@@ -32,6 +33,7 @@ def agent(
     program: Annotated[list[str] | None, typer.Option(help="Other programs that ranks may load, module:build.")] = None,
     address: Annotated[str, typer.Option(help="Where other nodes reach this one; by default this node alone.")] = "",
     user: Annotated[str | None, typer.Option(help="Run jobs' processes as this user; needs root.")] = None,
+    allow_root: AllowRoot = False,
     commands: Annotated[bool, typer.Option(help="Run rigid jobs: any command that a user submits.")] = True,
     log_size: Annotated[int, typer.Option(min=4096, help="Bytes of a file of a process's log.")] = 8 << 20,
     log_files: Annotated[int, typer.Option(min=2, help="Files of a process's log that are kept.")] = 4,
@@ -53,6 +55,8 @@ def agent(
     from suika.core.cluster import Node
 
     require(join.startswith(("https://", "http://")), "join", join, "is not a URL", "write https://HOST:PORT")
+    if user is None:
+        require_no_root(allow_root, "run it as another user, or give --user NAME")
     inventory = _inventory(devices, type)
     folder = (home or suika_home() / "agent").absolute()
     size = (inventory.num_devices, inventory.device_type, domain_size)

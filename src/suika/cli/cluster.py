@@ -1,4 +1,4 @@
-"""`suika up | down | nodes | drain | events`: a cluster on this machine."""
+"""`suika up | down | nodes | drain`: a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from suika.cli.ask import FAILED, MISTAKE, ask
 from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
+from suika.cli.root import AllowRoot, require_no_root
 from suika.core.errors import require
 from suika.core.words import parse_seconds
 
@@ -27,14 +28,6 @@ NODE_COLUMNS = [
     Column("DEVICES", lambda row: "  ".join(_device(device) for device in row["devices"])),
     Column("DEADLINE", lambda row: _clock_time((row["drain"] or {}).get("until_s"))),
     Column("LEFT", lambda row: ", ".join(left["name"] for left in (row["drain"] or {}).get("left", ())) or None),
-]
-
-EVENT_COLUMNS = [
-    Column("SEQ", lambda row: row["seq"]),
-    Column("AT", lambda row: time.strftime("%H:%M:%S", time.localtime(row["at_s"]))),
-    Column("WHAT", lambda row: row["kind"]),
-    Column("JOB", lambda row: row["job_id"]),
-    Column("DETAIL", lambda row: _detail(row["data"])),
 ]
 
 
@@ -50,14 +43,6 @@ def _device(device: dict[str, Any]) -> str:
     return f"{index}:{jobs or device['state']}{state}{slow}"
 
 
-def _detail(data: dict[str, Any]) -> str:
-    """The parts of an event that say something in a line."""
-    shown = {key: value for key, value in data.items() if isinstance(value, (str, int, float)) and key != "body"}
-    return " ".join(
-        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()
-    )
-
-
 def up(
     cluster: Annotated[str, typer.Option(help="A YAML file, or NODESxDEVICES:TYPE.")] = "2x4:cpu",
     emulate: Annotated[str | None, typer.Option(help="Devices that do not exist: NODESxDEVICES:TYPE.")] = None,
@@ -65,6 +50,7 @@ def up(
     times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times (CSV).")] = None,
     policy: Annotated[str, typer.Option(help="The scheduling policy.")] = "suika",
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends the cluster.")] = False,
+    allow_root: AllowRoot = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of cluster files and exit.")] = False,
     output: OutputOption = "table",
     json: JsonOption = False,
@@ -83,15 +69,18 @@ def up(
         return
     need("up", *(("server",) if emulate else ("server", "train")))
     parsed = read_cluster(emulate or cluster)
+    if emulate is None:  # jobs on emulated devices have no processes
+        require_no_root(allow_root, "run it as another user")
     if is_up(home()):
         note(f"suika: a cluster is up in {home()}; `suika down` ends it")
         sys.exit(MISTAKE)
     if foreground:
-        _serve(parsed, policy, _world(emulate, speedup, times))
+        _serve(parsed, policy, _world(emulate, speedup, times), allow_root)
         return
     log = home() / "controller.log"
     home().mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-m", "suika.cli", "up", "--foreground", "--cluster", cluster, "--policy", policy]
+    command += ["--allow-root"] if allow_root else []
     if emulate is not None:
         command += ["--emulate", emulate, "--speedup", str(speedup), *(("--times", str(times)) if times else ())]
     with log.open("ab") as file:
@@ -134,12 +123,12 @@ def _world(emulate: str | None, speedup: float, times: Path | None) -> Any:
     return Emulated(emulate, speedup, times.absolute() if times else None)
 
 
-def _serve(cluster: Any, policy: str, world: Any) -> None:
+def _serve(cluster: Any, policy: str, world: Any, allow_root: bool) -> None:
     """Run the cluster in this process until `suika down`, Ctrl-C or SIGTERM."""
     from suika.control.client import home
     from suika.control.local import LocalCluster
 
-    local = LocalCluster(cluster, home(), policy, world)
+    local = LocalCluster(cluster, home(), policy, world, allow_root)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: local.daemon.stopped.set())
     with local:
@@ -202,25 +191,3 @@ def undrain(
     """Give a node work again."""
     row = ask("drain", node=node, undo=True)
     emit(row, [row], NODE_COLUMNS, "json" if json else output)
-
-
-def events(
-    job: Annotated[str | None, typer.Option(help="Only of this job.")] = None,
-    after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what happens.")] = False,
-    output: OutputOption = "table",
-    json: JsonOption = False,
-) -> None:
-    """Show what happened, oldest first."""
-    shown = "json" if json else output
-    if follow and shown in ("json", "yaml"):
-        note("suika events: --follow prints a table; ask again with --after for JSON")
-        sys.exit(MISTAKE)
-    rows = ask("events", after=after, job=job)
-    emit({"events": rows}, rows, EVENT_COLUMNS, shown)
-    while follow:
-        after = rows[-1]["seq"] if rows else after
-        time.sleep(0.5)
-        rows = ask("events", after=after, job=job)
-        for row in rows:
-            print("  ".join(str(column.text(row)) for column in EVENT_COLUMNS), flush=True)

@@ -11,6 +11,7 @@ import typer
 from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import note
+from suika.core.errors import require
 
 
 def serve(
@@ -22,7 +23,9 @@ def serve(
     cert: Annotated[Path | None, typer.Option(help="TLS certificate chain, PEM.")] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
     lease: Annotated[float, typer.Option(min=1, help="Seconds without a sign of life until a node is lost.")] = 60.0,
-    data_root: Annotated[list[Path] | None, typer.Option(help="Where jobs' data may lie; by default anywhere.")] = None,
+    data_root: Annotated[
+        list[Path] | None, typer.Option(help="Where jobs' data may lie; by default $SUIKA_HOME/shared alone.")
+    ] = None,
 ) -> None:
     """Serve until SIGTERM, which leaves jobs running, or `suika down`, which ends them. State is in $SUIKA_HOME."""
     need("serve", "server")
@@ -30,9 +33,9 @@ def serve(
     from suika.control.daemon import Daemon
 
     expected = read_cluster(cluster).nodes if cluster else ()
-    daemon = Daemon(
-        home(), expected, database, policy, host, port, cert, key, lease_s=lease, data_roots=data_root or ()
-    )
+    for root in data_root or ():
+        require(root.is_dir(), "data-root", str(root), "is not a folder", "make it first")
+    daemon = Daemon(home(), expected, database, policy, host, port, cert, key, lease_s=lease, data_roots=data_root)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: daemon.stopped.set())
     with daemon:

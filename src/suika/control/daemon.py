@@ -54,12 +54,16 @@ class Daemon:
         cert: Path | None = None,
         key: Path | None = None,
         lease_s: float = LEASE_S,
-        data_roots: Sequence[Path] = (),
+        data_roots: Sequence[Path] | None = None,
         world: World | None = None,
     ) -> None:
-        """`world`: by default the real one."""
+        """`data_roots`: where jobs that come over the network may have their data; by default `folder/shared` alone.
+        `world`: by default the real one."""
         world = world or Real()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if data_roots is None:
+            data_roots = (folder / "shared",)
+            data_roots[0].mkdir(mode=0o700, exist_ok=True)
         self.folder = folder
         self.stopped = threading.Event()
         self.ends_jobs = False
