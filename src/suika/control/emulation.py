@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from suika.agent.emulated_job import MovePrice
 from suika.control.adopt import AgentLauncher
+from suika.control.clock import SteadyClock
 from suika.control.roster import GrowingPricing
 from suika.control.state import Clock
 from suika.control.views import Pricing
@@ -70,7 +71,7 @@ class Real:
         self.cores = cores
 
     def clock(self, folder: Path) -> Clock:
-        return time.time
+        return SteadyClock()
 
     def pricing(self, cluster: Cluster) -> GrowingPricing:
         return GrowingPricing(cluster, self.cores)
@@ -106,8 +107,8 @@ class Emulated:
         began = json.loads(kept.read_text())
         same = began["speedup"] == self.speedup
         require(same, "speedup", self.speedup, f"this cluster began with {began['speedup']:g}", "use that one")
-        began_s, speedup = float(began["began_s"]), self.speedup
-        return lambda: began_s + (time.time() - began_s) * speedup
+        began_s, speedup, real = float(began["began_s"]), self.speedup, SteadyClock()
+        return lambda: began_s + (real() - began_s) * speedup
 
     def pricing(self, cluster: Cluster) -> GrowingPricing:
         return GrowingPricing(cluster) if self.times is None else TablePricing(cluster, measured(self.times))
