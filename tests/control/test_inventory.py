@@ -97,5 +97,4 @@ def test_a_dirty_device_is_looked_at_again_until_it_is_clean(tmp_path: Path) -> 
     found.clear()
     agent._look_again()
     agent._look_again()
-    said = [event["dirty"] for event in agent._wire.unacknowledged()]
     assert said == [{"0": "4 MiB are in use by nobody"}, {}]
