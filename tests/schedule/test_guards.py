@@ -80,5 +80,5 @@ def test_a_gang_of_the_whole_cluster_does_not_wait_for_ever():
         for i in range(4)
     ]
     late = snapshot("1x8:cpu", gang, *small, now_s=1e7, move_cost=Flat(1.0))
-    assert devices_after(late, patience=1e9)["gang"] == 0
-    assert devices_after(late)["gang"] == 8
+    assert devices_after(late, patience=1e9, reserve=1e9)["gang"] == 0
+    assert devices_after(late, reserve=1e9)["gang"] == 8

@@ -23,15 +23,10 @@ from suika.runtime.events import (
     Started,
     StepDone,
 )
+from suika.schedule.back_off import back_off_s
 
 MAX_RECOVERIES = 5  # without a new snapshot in between: then the job is given up
 DELIVERY_S = 1e6  # a job whose final checkpoint is being copied is left alone, however long it takes
-BACK_OFF_S, MOST_BACK_OFF_S = 2.0, 600.0  # after the first failed move, or failure of a command; doubles with each
-
-
-def back_off_s(failures: int) -> float:
-    """How long a job is left alone after so many failures, 1 or more."""
-    return min(BACK_OFF_S * 2.0 ** min(failures - 1, 20), MOST_BACK_OFF_S)
 
 
 class Observer:

@@ -95,7 +95,7 @@ class JobView:
     last_change_s: float | None = None
     num_moves: int = 0
     deadline_s: float | None = None
-    requested_devices: int = 0  # what a trace's user asked for; 0: no such number
+    requested_devices: int = 0  # what its user asked for; 0: as many as it can use, `max_devices`
     fixed_layout: Layout | None = None  # a user's word: honour it or wait
     has_state: bool = False  # started before: a start is a resume
     stoppable: bool = True  # False, its user's word: it may not be made to give up all its devices
@@ -114,13 +114,15 @@ class JobView:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds per step where it runs: as measured, else as the curve says of its shape; None while it waits."""
+        """Seconds per step where it runs: as measured, else as the curve says of its size (or the next smaller one that
+        it has); None while it waits."""
         if not self.devices:
             return None
         if self.observed_step_s is not None:
             return self.observed_step_s
-        held = [o.step_s for o in self.curve.options if o.num_devices == len(self.devices)]
-        return min(held, default=None)
+        fitting = [o for o in self.curve.options if o.num_devices <= len(self.devices)]
+        nearest = max((o.num_devices for o in fitting), default=0)
+        return min((o.step_s for o in fitting if o.num_devices == nearest), default=None)
 
     def remaining_at(self, now_s: float) -> float:
         """Steps left at `now_s`: the count as read, less what was done since at the present pace.

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from suika.core.snapshot import JobView, Snapshot
 from suika.plan.ordering import Fabric, fabric
 
+BookRows = tuple[Any, np.ndarray] | None  # kept for `books`, which alone knows what they are
 FREE, OUT, PROMISED = -1, -2, -3  # in `holder`: nobody's, not to be handed out, being released
 
 
@@ -30,8 +32,8 @@ class Board:
         self.holder = self._holder(base)  # [D] job number, FREE, OUT or PROMISED
         # Numbers that `books` keeps per job; a base's are of use while moves are predicted by the same object.
         same_costs = base is not None and base.snapshot.move_cost is snapshot.move_cost
-        self.base_rows: np.ndarray | None = base.book_rows if base is not None and same_costs else None
-        self.book_rows: np.ndarray | None = None
+        self.base_rows: BookRows = base.book_rows if base is not None and same_costs else None
+        self.book_rows: BookRows = None
 
     def _numbers_in(self, base: Board | None) -> np.ndarray:
         if base is None:
@@ -130,6 +132,12 @@ class Board:
         """[J] mask: a move is in flight, the job must be left alone."""
         now_s = self.snapshot.now_s
         return np.fromiter((job.locked_at(now_s) for job in self.jobs), dtype=bool, count=len(self.jobs))
+
+    @cached_property
+    def firm(self) -> np.ndarray:
+        """[J] mask: runs, and may not be made to give up all its devices."""
+        stoppable = np.fromiter((job.stoppable for job in self.jobs), dtype=bool, count=len(self.jobs))
+        return self.running & ~stoppable
 
     @cached_property
     def evicted(self) -> np.ndarray:

@@ -17,6 +17,10 @@ NONE = 2**30  # devices of a hull point that does not exist
 NEVER = 1e18  # seconds per step of a hull point that does not exist
 
 TIER_WEIGHT = 1e4  # of a tier against the next one, in the value of a plan
+TIERS = 60  # that can be told apart in it: those below count as one
+LIGHTEST, HEAVIEST = 1e-6, 1e6  # job weights beyond count as these
+FIRST = 1e15  # in the order of jobs, of who goes before all others of its tier
+MOST_ROWS = 100_000  # of a table of hulls; then another is begun
 
 # Columns of the per-job table.
 (
@@ -33,8 +37,9 @@ TIER_WEIGHT = 1e4  # of a tier against the next one, in the value of a plan
     STARTED_S,
     CHANGED_S,
     MOVES,
+    STOPPABLE,
     COLUMNS,
-) = range(14)
+) = range(15)
 
 
 class HullTable:
@@ -73,19 +78,27 @@ class HullTable:
         self.scalars = np.vstack([self.scalars, np.ones((rows - old_rows, 3))])
 
 
-_table = HullTable()  # one for all boards: rows are never changed, only added
+_table = HullTable()  # shared by boards: rows are never changed, only added
+
+
+def _open_table() -> HullTable:
+    """The table in use; a full one is left to the boards that still refer to it."""
+    global _table
+    if _table.num_rows >= MOST_ROWS:
+        _table = HullTable()
+    return _table
 
 
 class Books:
     """Numbers of the jobs that planning is about: those with some feasible option. `number` maps back to the board.
 
     `patience`: a job slowed down by more than this (time since submission over its time alone) gains weight in
-    proportion, so that nobody waits for ever.
+    proportion, so that nobody waits for ever. `slowdown` [J] is that measure, `alone_s` [J] the time alone.
     """
 
     def __init__(self, board: Board, patience: float = np.inf) -> None:
         self.board = board
-        table = _rows(board)
+        hulls, table = _rows(board)
         usable = table[:, MENU] >= 0
         self.number = np.flatnonzero(usable)  # [J] job number on the board
         rows = table[self.number]
@@ -99,22 +112,28 @@ class Books:
         self.pause_s = rows[:, PAUSE_S]  # of a typical change (or start)
         self.num_moves, self.started_s, self.changed_s = rows[:, MOVES], rows[:, STARTED_S], rows[:, CHANGED_S]
         hull = rows[:, MENU].astype(np.int64)
-        self.reference_rate, self.max_rate, self.least_work = _table.scalars[hull].T  # [J] each
-        self.weight = rows[:, WEIGHT]
-        if patience < np.inf:
-            alone_s = rows[:, TOTAL] / self.max_rate + self.pause_s
-            slowdown = (now_s - rows[:, SUBMITTED_S]) / np.maximum(alone_s, 1e-9)
-            self.weight = self.weight * np.maximum(slowdown / patience, 1.0)
+        self.reference_rate, self.max_rate, self.least_work = hulls.scalars[hull].T  # [J] each
+        self.stoppable = rows[:, STOPPABLE] > 0
+        self.locked = board.locked[self.number]
+        self.alone_s = np.maximum(rows[:, TOTAL] / self.max_rate + self.pause_s, 1e-9)
+        self.slowdown = (now_s - rows[:, SUBMITTED_S]) / self.alone_s
+        self.weight = np.clip(rows[:, WEIGHT], LIGHTEST, HEAVIEST) * np.maximum(self.slowdown / patience, 1.0)
         # Tiers as whole numbers from 0 (highest priority): far apart in the sort key.
         self.tier = np.unique(-rows[:, PRIORITY], return_inverse=True)[1].astype(float)
         # A second of a job counts as much as hours of all jobs of the next tier.
-        self.value_weight = self.weight * TIER_WEIGHT ** (self.tier.max(initial=0.0) - self.tier)
+        below = np.minimum(self.tier.max(initial=0.0), TIERS) - self.tier
+        self.value_weight = self.weight * TIER_WEIGHT ** np.maximum(below, 0.0)
         self.weighted, self.tiered = bool((self.weight != 1.0).any()), bool(self.tier.any())
         self.held = board.num_held[self.number]
-        width = int((_table.devices[hull] < NONE).sum(axis=1).max(initial=1))
+        width = int((hulls.devices[hull] < NONE).sum(axis=1).max(initial=1))
         # Hull points lead, so that the long axis of every wide array is the contiguous one.
-        self.hull_devices = np.ascontiguousarray(_table.devices[hull, :width].T)  # [K, J]
-        self.hull_step_s = np.ascontiguousarray(_table.step_s[hull, :width].T)  # [K, J]
+        self.hull_devices = np.ascontiguousarray(hulls.devices[hull, :width].T)  # [K, J]
+        self.hull_step_s = np.ascontiguousarray(hulls.step_s[hull, :width].T)  # [K, J]
+
+    def put_first(self, job: int) -> None:
+        """It goes before all others of its tier; in the value of plans it counts as before."""
+        self.weight = self.weight.copy()
+        self.weight[job], self.weighted = FIRST, True
 
     def __len__(self) -> int:
         return len(self.number)
@@ -130,22 +149,24 @@ class Books:
         return self.hull_devices[0]
 
 
-def _rows(board: Board) -> np.ndarray:
-    """The per-job table [all jobs of the board, columns], from the previous one where views are unchanged."""
+def _rows(board: Board) -> tuple[HullTable, np.ndarray]:
+    """The table of hulls, and that of jobs [all jobs of the board, columns], from the previous one where views are
+    unchanged."""
     if board.book_rows is not None:
         return board.book_rows
+    hulls = _open_table()
     table = np.empty((len(board.jobs), COLUMNS))
-    old = board.base_rows
-    known = board.previous_number >= 0 if old is not None else np.zeros(len(board.jobs), dtype=bool)
-    if old is not None:
-        table[known] = old[board.previous_number[known]]
+    known = np.zeros(len(board.jobs), dtype=bool)
+    if board.base_rows is not None and board.base_rows[0] is hulls:
+        known = board.previous_number >= 0
+        table[known] = board.base_rows[1][board.previous_number[known]]
     for number in np.flatnonzero(~known).tolist():
-        table[number] = _row(board, board.jobs[number])
-    board.book_rows = table
-    return table
+        table[number] = _row(board, board.jobs[number], hulls)
+    board.book_rows = hulls, table
+    return board.book_rows
 
 
-def _row(board: Board, job: JobView) -> tuple[float, ...]:
+def _row(board: Board, job: JobView, hulls: HullTable) -> tuple[float, ...]:
     step_s = job.step_s
     menu = menu_of(board.fabric, job)
     return (
@@ -156,10 +177,11 @@ def _row(board: Board, job: JobView) -> tuple[float, ...]:
         board.snapshot.move_cost.typical(job),
         job.priority,
         job.weight,
-        _table.row(menu) if menu else -1,
+        hulls.row(menu) if menu else -1,
         job.remaining_steps + job.done_steps,
         job.submitted_s,
         np.nan if job.started_s is None else job.started_s,
         -np.inf if job.last_change_s is None else job.last_change_s,
         job.num_moves,
+        job.stoppable,
     )

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -50,6 +50,7 @@ class CycleResult:
     steps: tuple[Step, ...]
     rejected: tuple[tuple[Decision, Reason], ...] = ()
     unfinished: bool = False
+    said: Mapping[str, Reason] = field(default_factory=dict)  # by the policy, of jobs that it lets wait
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -67,7 +68,9 @@ class CycleResult:
             if decision is not None and decision.action is Action.PREEMPT:
                 out[job.id] = decision.reason
             elif decision is None and not job.running:
-                out[job.id] = told.get(job.id) or why_waits(self.snapshot, job, free, held)
+                reason = told.get(job.id) or why_waits(self.snapshot, job, free, held)
+                # What the policy says is about devices that are free and would do.
+                out[job.id] = self.said.get(job.id, reason) if reason.code is ReasonCode.QUEUED else reason
         return out
 
     @cached_property
@@ -101,9 +104,11 @@ def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
     wishes, planned = honour(snapshot)
     away, planned = leave(planned)
     shown = within_maxima(board_of(planned))
-    wanted = wishes + away + [d for d in decide(shown, policy) if d.action is not Action.WAIT]
+    decided = decide(shown, policy)
+    wanted = wishes + away + [decision for decision in decided if decision.action is not Action.WAIT]
     accepted, rejected = _check(board, wanted)
     accepted, after, broken = _depend(board, accepted, rejected)
+    accepted = _without_idle_stops(snapshot, accepted)
     if snapshot.quotas:
         settled = settle(board_of(planned), accepted)
         accepted, after, again = _depend(board, settled, rejected, within=over_maximum)
@@ -113,7 +118,20 @@ def run_cycle(snapshot: Snapshot, policy: Policy) -> CycleResult:
         Step(placed[job_id], tuple(sorted(after[job_id])), _promised_until_s(snapshot, accepted[job_id]))
         for job_id in _in_order(accepted, after)
     )
-    return CycleResult(snapshot, steps, tuple(rejected), unfinished=broken)
+    said = {decision.job_id: decision.reason for decision in decided if decision.action is Action.WAIT}
+    return CycleResult(snapshot, steps, tuple(rejected), broken, said)
+
+
+def _without_idle_stops(snapshot: Snapshot, accepted: Mapping[str, Decision]) -> dict[str, Decision]:
+    """A policy's stop of a job whose devices nobody gets in this cycle is called off: whoever they were for was refused
+    them, or found no place."""
+    taken = {device for decision in accepted.values() for device in decision.devices}
+
+    def idle(decision: Decision) -> bool:
+        stops = decision.action is Action.PREEMPT and decision.reason.code is ReasonCode.PREEMPT
+        return stops and taken.isdisjoint(snapshot.job_of[decision.job_id].devices)
+
+    return {job_id: decision for job_id, decision in accepted.items() if not idle(decision)}
 
 
 def _placed(snapshot: Snapshot, decision: Decision) -> Decision:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from suika.schedule.books import Books
+from suika.schedule.books import NONE, Books
 
 TIER = 1e12  # seconds between tiers in the sort key: more than any job lasts
 WAITS, KEPT = -2, -1  # instead of a hull column
@@ -47,12 +47,18 @@ def expand(
     had: Share,
     alive: np.ndarray,
     pinned: np.ndarray | None = None,
+    barred: np.ndarray | None = None,
 ) -> Share:
-    """A new share of `pool` devices. `remaining` (> 0), `alive`, `pinned` are [B, J]; pinned jobs stay."""
+    """A new share of `pool` devices. `remaining` (> 0), `alive`, `pinned` are [B, J]; pinned jobs stay. `barred`
+    [K, J]: hull points that may not be taken now (a job may keep what it has)."""
     runs = had.devices > 0
+    if barred is not None:
+        alive = alive & (runs | (~barred & (books.hull_devices < NONE)).any(axis=0))
     open_ = alive if pinned is None else alive & ~pinned
     order, at, price = _in_order(books, pool, prices, remaining, runs, open_)
     cost = _costs(books, remaining, price)  # [K, B, J]
+    if barred is not None:
+        np.putmask(cost, np.broadcast_to(barred[:, None], cost.shape), np.inf)
     keep_cost = remaining * had.step_s
     keep_cost *= 1 + price * had.devices
     column = cost.reshape(len(cost), -1).argmin(axis=0).reshape(remaining.shape)
@@ -62,7 +68,7 @@ def expand(
     hand = _HandOut(books, order, at, open_, runs, had.devices, cost, keep_cost, column)
     hand.give(free)
     if free.any():
-        _leftovers(books, remaining, had, column, free)
+        _leftovers(books, remaining, had, column, free, barred)
     return _share(books, had, column, open_, runs, pinned)
 
 
@@ -77,10 +83,11 @@ def _in_order(
     if books.weighted:
         key /= books.weight
     if books.tiered:
+        np.minimum(key, TIER / 2, out=key)
         key += books.tier * TIER
     key[~open_] = np.inf
     order = key.argsort(axis=1, kind="stable")
-    behind = open_.sum(axis=1)[:, None] - books.places - 1
+    behind = np.maximum(open_.sum(axis=1)[:, None] - books.places - 1, 0)  # of no use for who does not choose
     at = order + jobs * np.arange(rows)[:, None]
     price = np.empty(rows * jobs)
     price[at] = (prices.tax / pool) * (behind + prices.kappa)
@@ -215,11 +222,15 @@ def _share(
     return Share(devices, step_s, changed)
 
 
-def _leftovers(books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, free: np.ndarray) -> None:
+def _leftovers(
+    books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, free: np.ndarray, barred: np.ndarray | None
+) -> None:
     """Spend `free` [B] on steps up the hull, most time saved per device first; rewrites `column` and `free`."""
     for row in np.flatnonzero(free).tolist():
         jobs, upper, gain, more = _steps_up(books, remaining[row], had, column, row)
         left = int(free[row])
+        if barred is not None:
+            gain[barred[upper, jobs]] = 0.0
         while len(jobs):
             gain[more > left] = 0.0
             best = int(gain.argmax())
@@ -229,6 +240,8 @@ def _leftovers(books: Books, remaining: np.ndarray, had: Share, column: np.ndarr
             left -= int(more[best])
             column[row, job], upper[best] = taken, taken + 1
             gain[best], more[best] = _step_up(books, float(remaining[row, job]), job, taken)
+            if barred is not None and gain[best] > 0 and barred[taken + 1, job]:
+                gain[best] = 0.0
         free[row] = left
 
 

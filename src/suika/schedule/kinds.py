@@ -34,10 +34,14 @@ def decide(snapshot: Snapshot, policy: Policy) -> list[Decision]:
         return policy.decide(snapshot)
     homes = _homes(snapshot, parts)
     made: dict[str, Decision] = {}
+    told: dict[str, Decision] = {}
     moved: set[str] = set()
     for kind in _fastest_first(snapshot, parts):
         for decision in policy.decide(_part(snapshot, parts[kind], kind, homes, moved)):
             job = snapshot.job_of[decision.job_id]
+            if decision.action is Action.WAIT:
+                told[job.id] = decision
+                continue
             comes = job.running and snapshot.cluster.node_of[job.devices[0].node].device_type != kind
             if comes and decision.devices:
                 moved.add(job.id)
@@ -48,7 +52,7 @@ def decide(snapshot: Snapshot, policy: Policy) -> list[Decision]:
         homes |= {
             job.id: ANY for job in snapshot.jobs if homes.get(job.id) == kind and not (job.running or job.id in made)
         }
-    return list(made.values())
+    return [*made.values(), *(decision for job_id, decision in told.items() if job_id not in made)]
 
 
 def _parts(cluster: Cluster) -> dict[str, Cluster]:

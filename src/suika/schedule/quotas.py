@@ -202,7 +202,7 @@ def _sizes(planned: Board, number: int, guarantee: Guarantee, others: Mapping[in
     job, menu = planned.jobs[number], menu_of(planned.fabric, planned.jobs[number])
     if not menu:
         return []
-    asks = menu.size_for(job.requested_devices) if asked and job.requested_devices else menu.nums[0]
+    asks = menu.size_for(job.requested_devices or job.max_devices) if asked else menu.nums[0]
     held = len(planned.positions[number])
     # A gang that stands scattered while whole nodes are its tenant's may come together at the size that it has.
     scattered = guarantee.whole_nodes and held and not guarantee.holds([*others.values(), _shape(planned, number)])

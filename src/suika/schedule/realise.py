@@ -32,22 +32,35 @@ class Target(NamedTuple):
 
 
 def realise(
-    board: Board, targets: Iterable[Target], pinned: np.ndarray | None = None, *, rigid: bool = False
+    board: Board,
+    targets: Iterable[Target],
+    pinned: np.ndarray | None = None,
+    *,
+    rigid: bool = False,
+    any_shape: bool = False,
 ) -> list[Decision]:
     """Decisions that bring `targets` about, in order.
 
     `pinned` [J]: running jobs that keep their devices whatever happens (jobs with a move in flight always do). Running
-    jobs that are neither pinned nor a target give up their devices. `rigid`: the target size or nothing.
+    jobs that are neither pinned nor a target give up their devices. `rigid`: the target size, in a shape that is about
+    as fast as the best of that size, or nothing. `any_shape`: slower shapes will do as well.
     """
-    return stand(board, targets, pinned, rigid=rigid).decisions()
+    return stand(board, targets, pinned, rigid=rigid, any_shape=any_shape).decisions()
 
 
-def stand(board: Board, targets: Iterable[Target], pinned: np.ndarray | None = None, *, rigid: bool = False) -> Floor:
+def stand(
+    board: Board,
+    targets: Iterable[Target],
+    pinned: np.ndarray | None = None,
+    *,
+    rigid: bool = False,
+    any_shape: bool = False,
+) -> Floor:
     """The floor once all targets are placed that can be; see `realise`."""
     floor = Floor(board, list(targets), pinned)
-    waiting = [target for target in floor.targets if not floor.place(target, rigid=rigid)]
+    waiting = [target for target in floor.targets if not floor.place(target, rigid=rigid, any_shape=any_shape)]
     for target in waiting:
-        floor.place_at_all(target, rigid=rigid)
+        floor.place_at_all(target, rigid=rigid, any_shape=any_shape)
     return floor
 
 
@@ -75,10 +88,15 @@ class Floor:
         fixed = board.locked & board.running
         if pinned is not None:
             fixed |= pinned & board.running & ~board.evicted
+        wanted = np.zeros(num_jobs, dtype=bool)
+        wanted[[target.job for target in targets]] = True
+        firm = board.firm  # who may not be stopped finds a place first, or stays
+        fixed |= firm & ~wanted & ~board.evicted
         self.placed = fixed.copy()  # [J]
         self.targets = [target for target in targets if not fixed[target.job]]
-        wanted = np.zeros(num_jobs, dtype=bool)
-        wanted[[target.job for target in self.targets]] = True
+        if firm.any():
+            self.targets.sort(key=lambda target: not firm[target.job])
+        wanted &= ~fixed
         self.intact = wanted & board.running & ~board.evicted  # [J] could stay: nobody has taken its devices
         self.stopped = board.running & ~fixed & ~wanted
         self.given: dict[int, tuple[Option, list[int]]] = {}
@@ -95,8 +113,9 @@ class Floor:
         free = np.bincount(node_of[self.holder == FREE], minlength=num_nodes).astype(np.int64)
         self.available = free + self.occupied
 
-    def place(self, target: Target, *, rigid: bool) -> bool:
-        """Place a target at its size or below, evicting jobs that come later; False if that cannot be."""
+    def place(self, target: Target, *, rigid: bool, any_shape: bool = False) -> bool:
+        """Place a target at its size or below (`rigid`: only at its size), evicting jobs that come later; False if that
+        cannot be."""
         number, num = target
         if num == KEEP and self.intact[number]:
             self._stay(number)
@@ -105,7 +124,7 @@ class Floor:
         wanted = len(self.board.positions[number]) if num == KEEP else num
         sizes = [wanted] if rigid else [size for size in reversed(menu.nums) if size <= wanted]
         for size in sizes:
-            options = menu.all_of.get(size, ()) if rigid else menu.near_best.get(size, ())
+            options = (menu.all_of if any_shape else menu.near_best).get(size, ())
             if self._place_one_of(number, options, self.available, self.occupied):
                 return True
         return False
@@ -119,8 +138,8 @@ class Floor:
                 return True
         return self._place_one_of(number, options, self.available, self.occupied)
 
-    def place_at_all(self, target: Target, *, rigid: bool) -> bool:
-        """Second chance without evicting anyone: in place, else the smallest option that fits."""
+    def place_at_all(self, target: Target, *, rigid: bool, any_shape: bool = False) -> bool:
+        """Second chance without evicting anyone: in place, else the smallest option that fits (`rigid`: its size)."""
         number, num = target
         if self.intact[number]:
             self._stay(number)
@@ -130,7 +149,8 @@ class Floor:
         none = np.zeros_like(unheld)
         wanted = len(self.board.positions[number]) if num == KEEP else num
         sizes: Sequence[int] = [wanted] if rigid else menu.nums
-        return any(self._place_one_of(number, menu.all_of.get(size, ()), unheld, none) for size in sizes)
+        shapes = menu.near_best if rigid and not any_shape else menu.all_of
+        return any(self._place_one_of(number, shapes.get(size, ()), unheld, none) for size in sizes)
 
     def _place_one_of(
         self, number: int, options: Sequence[Option], available: np.ndarray, occupied: np.ndarray
@@ -142,19 +162,24 @@ class Floor:
         for option in options:
             if sum(option.shape) > int(available.sum()):
                 continue
-            usable = available if len(self.board.fabric.types) == 1 else self._of_type(available, option)
-            found = choose_nodes(option.shape, usable, np.minimum(occupied - mine, usable), own)
-            if found is not None and (best is None or found[1] < best[0]):
-                best = (found[1], option, found[0])
-                if found[1] == 0:
-                    break
+            for usable in self._areas(available, option):
+                found = choose_nodes(option.shape, usable, np.minimum(occupied - mine, usable), own)
+                if found is not None and (best is None or found[1] < best[0]):
+                    best = (found[1], option, found[0])
+            if best is not None and best[0] == 0:
+                break
         if best is None:
             return False
         self._stand(number, best[1], best[2])
         return True
 
-    def _of_type(self, available: np.ndarray, option: Option) -> np.ndarray:
-        return np.where(self.board.fabric.has_type(option.device_type), available, 0)
+    def _areas(self, available: np.ndarray, option: Option) -> list[np.ndarray]:
+        """What is available [N] on nodes of the option's type; on each type by itself where any will do."""
+        fabric = self.board.fabric
+        if len(fabric.types) == 1 and option.device_type in ("", *fabric.types):
+            return [available]
+        kinds = [option.device_type] if option.device_type else fabric.types
+        return [np.where(fabric.has_type(kind), available, 0) for kind in kinds]
 
     def _stay(self, number: int) -> None:
         nodes = self.board.fabric.node_of[self.board.positions[number]]

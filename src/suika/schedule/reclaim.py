@@ -164,7 +164,7 @@ class _Settlement:
             floor.place(target, rigid=False)
         num_owed = sum(self._place_owed(floor, number) for number in due.owed)
         for target in firm:
-            floor.place(target, rigid=True)
+            floor.place(target, rigid=True, any_shape=True)
         left = [target for target in soft if not floor.place(target, rigid=False)]
         for target in left:
             floor.place_at_all(target, rigid=False)

@@ -50,7 +50,7 @@ def _off(snapshot: Snapshot, job: JobView, times: float) -> Decision | None:
     left, pinned = job.remaining_at(snapshot.now_s), np.arange(len(board.jobs)) != number
     best: tuple[float, Decision] | None = None
     for size in (num for num in menu.nums if num <= len(job.devices)):
-        made = realise(board, [Target(number, size)], pinned=pinned, rigid=True)
+        made = realise(board, [Target(number, size)], pinned=pinned, rigid=True, any_shape=True)
         found = next((d for d in made if d.job_id == job.id and d.action is Action.REDEPLOY), None)
         if found is None or takes_from_others(snapshot, found):
             continue

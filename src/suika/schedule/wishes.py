@@ -44,7 +44,8 @@ def _bring_about(board: Board, job: JobView) -> Decision | None:
     if not menu:
         return None
     others = np.arange(len(board.jobs)) != number
-    made = realise(board, [Target(number, menu.size_for(len(job.devices)))], pinned=others, rigid=True)
+    target = Target(number, menu.size_for(len(job.devices)))
+    made = realise(board, [target], pinned=others, rigid=True, any_shape=True)
     found = next((d for d in made if d.job_id == job.id and d.action is Action.REDEPLOY), None)
     if found is None or takes_from_others(board.snapshot, found):
         return None

@@ -51,7 +51,7 @@ class Policy:
             return _relative(fact, new) - _relative(fact, old)
 
         grow(known, sizes, free, gain, most=2)
-        return give(board, sorted(running, key=lambda f: sizes[f.number] != f.held) + started, sizes)
+        return give(board, running + started, sizes)
 
     def _admit(
         self, fact: Fact, running: list[Fact], sizes: dict[int, int], free: int

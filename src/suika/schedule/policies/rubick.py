@@ -1,10 +1,11 @@
 """Rubick (MLSys'25): reconfigurable jobs, resources by the slopes of their curves.
 
 Each job has a minimum demand: the fewest devices that, with the best plan, are as fast as what was asked for. Waiting
-jobs, in order of age, are given at least that; if devices are short, running jobs above their minimum are shrunk,
-lowest slope (rate lost per device, relative to the rate as asked for) first, as long as the newcomer's slope is
-higher or it is below its minimum. What is left goes to the highest slopes. Adapted: slopes are over feasible sizes;
-jobs are not preempted; a running job is resized only if `residency` seconds have passed since its last change.
+jobs are given at least that; if devices are short, running jobs above their minimum are shrunk, lowest slope (rate lost
+per device, relative to the rate as asked for) first. A newcomer goes on to take devices from those above their minimum
+while it gains more than they lose. What is left goes to the highest slopes. Adapted: slopes are over feasible sizes;
+jobs are not preempted; waiting jobs go by predicted run time, not by age (far better here); a running job is resized
+only when `residency` seconds have passed since its last change.
 """
 
 from __future__ import annotations
@@ -48,21 +49,47 @@ class Policy:
                 free = room - need
                 started.append(fact)
 
+        for fact in started:
+            free = _take(fact, settled, sizes, free)
+
         def gain(fact: Fact, old: int, new: int) -> float:
             saved_s = fact.time_s(old) - fact.time_s(new)
             if fact.held == old and (fact not in settled or saved_s <= self.repay * fact.pause_s):
                 return 0.0
-            return (fact.menu.rate(new) - fact.menu.rate(old)) / fact.menu.rate(fact.asked)
+            return _relative(fact, new) - _relative(fact, old)
 
         grow(known, sizes, free, gain)
         running = [fact for fact in known if fact.held]
-        return give(board, sorted(running, key=lambda f: sizes[f.number] != f.held) + started, sizes)
+        return give(board, running + started, sizes)
 
 
 def _minimum(fact: Fact) -> int:
     """The fewest devices that are as fast as those asked for."""
     wanted = fact.menu.rate(fact.asked) * 0.999
     return min(n for n in fact.menu.nums if fact.menu.rate(n) >= wanted)
+
+
+def _take(fact: Fact, settled: list[Fact], sizes: dict[int, int], free: int) -> int:
+    """Let a newcomer grow at the expense of running jobs while all together gain rate; rewrites `sizes`, gives what is
+    free then."""
+    while True:
+        now = sizes[fact.number]
+        larger = next((n for n in fact.menu.nums if n > now and fact.menu.rate(n) > fact.menu.rate(now)), now)
+        if larger - now <= free:
+            return free  # what is free is shared out later
+        shrunk, room = _shrink(settled, sizes, free, larger - now)
+        won = _relative(fact, larger) - _relative(fact, now)
+        losers = [other for other in settled if other.number in shrunk]
+        lost = sum(_relative(f, sizes[f.number]) - _relative(f, shrunk[f.number]) for f in losers)
+        if not shrunk or won <= lost:
+            return free
+        sizes.update(shrunk)
+        sizes[fact.number], free = larger, room - (larger - now)
+
+
+def _relative(fact: Fact, size: int) -> float:
+    """Rate relative to that as asked for; a size that it has no option of counts as the next smaller one."""
+    return fact.menu.rate(fact.menu.size_for(size)) / fact.menu.rate(fact.asked)
 
 
 def _shrink(settled: list[Fact], sizes: dict[int, int], free: int, need: int) -> tuple[dict[int, int], int]:
@@ -74,8 +101,8 @@ def _shrink(settled: list[Fact], sizes: dict[int, int], free: int, need: int) ->
             now = shrunk.get(fact.number, sizes[fact.number])
             smaller = [n for n in fact.menu.nums if _minimum(fact) <= n < now]
             if smaller:
-                lost = fact.menu.rate(now) - fact.menu.rate(smaller[-1]) if now in fact.menu.best else 0.0
-                offers.append((lost / fact.menu.rate(fact.asked) / (now - smaller[-1]), fact.number, now, smaller[-1]))
+                lost = _relative(fact, now) - _relative(fact, smaller[-1])
+                offers.append((lost / (now - smaller[-1]), fact.number, now, smaller[-1]))
         if not offers:
             break
         _, number, now, smaller_size = min(offers)

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from suika.core.decision import Decision
+from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.snapshot import Snapshot
 from suika.schedule.board import board_of
 from suika.schedule.books import Books
 from suika.schedule.drain import drain
 from suika.schedule.expand import Prices, Share, expand
+from suika.schedule.guards import Limits, guards
 from suika.schedule.realise import KEEP, Floor, Target, realise, stand
 
 LEAST_COMPLETIONS = 6
+OVERDUE = 1e30  # value of a plan that lets a gang wait which is due
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Policy:
 
     Guards. `repay`: pauses that each change of a running job must save beyond its own. `moving_share`: largest part of
     its run time that a job may spend moving, beyond `free_moves` moves. `residency`: pauses that a job runs undisturbed
-    after a change. `patience`: slowdown from which on a job gains weight."""
+    after a change. `patience`: slowdown from which on a job gains weight. `reserve`: slowdown from which on a gang of
+    more than half of the devices has a reservation; at twice that it starts."""
 
     name: str = "suika"
     round_s: float = 0.0
@@ -44,6 +47,7 @@ class Policy:
     free_moves: int = 5
     residency: float = 0.0
     patience: float = 30.0
+    reserve: float = 4.0
     longest: int = 6
     breadth: int = 8192
     finalists: int = 4
@@ -55,7 +59,9 @@ class Policy:
         books = Books(board, self.patience)
         if not len(books) or not board.num_usable:
             return realise(board, [], pinned=board.running)
-        return _Search(self, books).best().decisions()
+        search = _Search(self, books)
+        made = search.best().decisions()
+        return made + search.kept_waiting({decision.job_id for decision in made})
 
 
 class _Search:
@@ -69,24 +75,10 @@ class _Search:
         self.completions = min(policy.completions, max(policy.budget // max(len(books), 1), LEAST_COMPLETIONS))
         self.tried = min(policy.longest, max(policy.breadth // max(len(books), 1), 1))
         self.runs = books.held > 0
-        # May not be touched (a move in flight), may not be kept (must leave its devices).
-        self.locked = books.board.locked[books.number] & self.runs
-        self.leaves = books.board.evicted[books.number] & ~self.locked
-        self.stays = self.locked | (self._unmoved() & self.runs & ~self.leaves)
-
-    def _unmoved(self) -> np.ndarray:
-        """[J] whom the guards leave alone: one more move would take too much of its run time, or comes too soon.
-
-        A stop counts, since the job must come up again. Its run time will be at least what it has had, the next pause
-        and the rest at its best rate.
-        """
-        policy, books = self.policy, self.books
-        now_s = books.board.snapshot.now_s
-        least_s = now_s - books.started_s + books.pause_s + books.remaining / books.max_rate
-        # Its start, its moves so far and the next one.
-        moving_s = (books.num_moves + 2) * books.pause_s
-        often: np.ndarray = (books.num_moves >= policy.free_moves) & (moving_s > policy.moving_share * least_s)
-        return often | (now_s - books.changed_s < policy.residency * books.pause_s)
+        self.guards = guards(books, Limits(policy.moving_share, policy.free_moves, policy.residency, policy.reserve))
+        self.stays, self.leaves = self.guards.stays, self.guards.leaves
+        if self.guards.reserved is not None:
+            books.put_first(self.guards.reserved.gang)
 
     def best(self) -> Floor:
         """The best plan seen, stood on the topology."""
@@ -112,19 +104,28 @@ class _Search:
         return floors[int(values.argmin())]
 
     def _expand(self, pins: np.ndarray, barred: np.ndarray | None = None) -> Share:
-        """A plan for each row of pins [B, J]; `barred` jobs get nothing."""
+        """A plan for each row of pins [B, J]; `barred` jobs get nothing. Who may not be stopped, and would be, is
+        pinned: `pins` is rewritten."""
         books, shape = self.books, pins.shape
         had = Share(
             np.broadcast_to(books.held, shape), np.broadcast_to(books.step_s, shape), np.zeros(shape, dtype=bool)
         )
         remaining = np.broadcast_to(books.remaining, shape)
         alive = np.ones(shape, dtype=bool) if barred is None else ~barred
-        return expand(books, self.pool, self.prices, remaining, had, alive, pins)
+        while True:
+            plans = expand(books, self.pool, self.prices, remaining, had, alive, pins, self.guards.barred)
+            stopped = (plans.devices == 0) & self.guards.firm & ~pins
+            if not stopped.any():
+                return plans
+            pins |= stopped
 
     def _value(self, plans: Share) -> np.ndarray:
         policy, books = self.policy, self.books
         value = drain(books, self.pool, self.prices, plans, completions=self.completions, spread=policy.spread)
         changes_s: np.ndarray = (plans.changed & self.runs) @ (books.pause_s * books.value_weight)
+        reserved = self.guards.reserved
+        if reserved is not None and reserved.due:
+            value = value + np.where(plans.devices[:, reserved.gang] > 0, 0.0, OVERDUE)
         return value + policy.repay * changes_s
 
     def _settle(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> tuple[np.ndarray, list[Floor]]:
@@ -143,6 +144,17 @@ class _Search:
         wanted = order[(devices[order] > 0) & ~pins[order]]
         targets = [Target(int(books.number[j]), int(devices[j]) if changed[j] else KEEP) for j in wanted]
         return stand(books.board, targets, pinned)
+
+    def kept_waiting(self, decided: set[str]) -> list[Decision]:
+        """Why others wait for which there is room: devices are kept for a bigger gang."""
+        reserved, books = self.guards.reserved, self.books
+        if reserved is None:
+            return []
+        sentence = f"devices are being kept for a gang of {books.smallest[reserved.gang]} that has waited long"
+        waits = books.number[reserved.barred.any(axis=0) & ~self.runs]
+        names = [books.board.jobs[number].id for number in waits.tolist()]
+        reason = Reason(ReasonCode.RESERVED, sentence)
+        return [Decision(name, Action.WAIT, reason) for name in names if name not in decided]
 
     def _outcome(self, floor: Floor) -> Share:
         """The share that a floor comes to [J]."""
