@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from simulate_cases import curve, mean_jct_s, random_jobs, sim_job, simulate, wo
 
 from suika.core.cluster import Cluster, Device, Node
 from suika.core.decision import Action, Decision, Reason, ReasonCode
+from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.quota import Quota
 from suika.core.snapshot import JobView, Move, Option, ScalingCurve, Snapshot
@@ -128,6 +130,100 @@ def test_a_job_trains_on_while_it_waits_for_devices():
     charge_s = decision_s(16, 2)
     did = 130.0 - 10.0 - charge_s  # launched at 0, running from 10 s on until the move begins
     assert b.end_s == pytest.approx(130.0 + 10.0 + charge_s + (200.0 - did) / 2**0.8)
+
+
+def test_a_move_that_had_not_begun_costs_nothing():
+    """`b` ends 10 s before the devices that it was to move onto are released."""
+    where = replace(world(sim_job("a", 0.0, 1000.0), sim_job("b", 0.0, 110.0)), move_cost=SlowRelease())
+    script = Script(
+        {0.0: {"a": devices(2), "b": devices(1, first=2)}, 100.0: {"a": devices(1), "b": devices(2, first=1)}}
+    )
+    _, b = Engine(where, script).run().records
+    assert b.end_s == pytest.approx(120.0, abs=0.1)
+    assert b.paused_s == pytest.approx(10.0, abs=0.01)
+
+
+def test_changes_are_on_record_with_what_they_took():
+    """A launch is none; a move broken off after 4 s has taken 4 s; a stop takes no time, its resume a pause."""
+    plan = {40.0: {"a": devices(2)}, 44.0: {"a": devices(4)}, 60.0: {"a": ()}, 500.0: {"a": devices(1)}}
+    (record,) = Engine(world(sim_job("a", 0.0, 100.0)), Script({0.0: {"a": devices(1)}, **plan})).run().records
+    told = [(change.at_s, change.old, change.new) for change in record.changes]
+    assert told == [(40.0, 1, 2), (44.0, 2, 4), (60.0, 4, 0), (500.0, 0, 1)]
+    took_s = [change.until_s - change.begin_s for change in record.changes]
+    assert took_s == pytest.approx([4.0, 10.0, 0.0, 10.0], abs=0.01)
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_b65_a_job_whose_moves_fail_is_left_alone_for_longer_each_time(interruptible: bool):
+    """Every try to move `a` fails: it loses a pause each time, trains on, and is decided about after 2, 4, 8, .. s."""
+    where = replace(world(sim_job("a", 0.0, 2000.0), interruptible=interruptible), failing_moves=1.0)
+    tries: list[float] = []
+
+    class Restless(Script):
+        def decide(self, snapshot: Snapshot) -> list[Decision]:
+            (view,) = snapshot.jobs
+            if view.running and not view.locked_at(snapshot.now_s) and view.moving_until_s is None and len(tries) < 6:
+                tries.append(snapshot.now_s)
+                return [Decision("a", Action.REDEPLOY, WHY, Layout(dp=2), devices_of(2))]
+            return super().decide(snapshot)
+
+    def devices_of(num: int) -> tuple[Device, ...]:
+        return tuple(map(Device.parse, devices(num)))
+
+    seen: list[Snapshot] = []
+    script = Restless({0.0: {"a": devices(1)}})
+    (record,) = Engine(where, script, on_cycle=lambda result: seen.append(result.snapshot)).run().records
+    waits_s = [after - before - 10.0 for before, after in pairwise(tries)]
+    assert waits_s == pytest.approx([2.0, 4.0, 8.0, 16.0, 32.0], abs=1.1)  # asked once a second
+    assert (record.num_moves, record.failed_moves) == (0, 6)
+    assert record.end_s == pytest.approx(7 * 10.0 + 2000.0, abs=0.1)
+    while_left_alone = next(s for s in seen if tries[5] + 30.0 < s.now_s < tries[5] + 60.0)
+    done = while_left_alone.now_s - 7 * 10.0
+    assert while_left_alone.jobs[0].remaining_at(while_left_alone.now_s) == pytest.approx(2000.0 - done, abs=0.1)
+
+
+def test_who_waits_for_a_move_that_fails_is_not_started():
+    """`b` was to have what `a` gives up: it gets it once `a` gives it up."""
+    where = replace(world(sim_job("a", 0.0, 300.0), sim_job("b", 0.0, 10.0)), failing_moves=1.0)
+    both = {"a": devices(1), "b": devices(1, first=1)}
+    a, b = Engine(where, Script({0.0: {"a": devices(2)}, 50.0: both, 400.0: {"b": devices(1)}})).run().records
+    assert (a.num_moves, a.failed_moves) == (0, 1)
+    assert b.first_start_s == pytest.approx(400.0)
+
+
+@pytest.mark.parametrize("policy", ["suika", "rubick", "hesrpt"])
+def test_every_job_ends_though_moves_fail(policy: str):
+    where = replace(world(*random_jobs(4, num=16, load=2.0)), failing_moves=0.5)
+    outcome = simulate(where, policy)
+    assert all(record.end_s is not None for record in outcome.records)
+    assert sum(record.failed_moves for record in outcome.records) > 0
+    assert mean_jct_s(outcome) >= lower_bound_avg_jct_s(where)
+
+
+@dataclass(frozen=True)
+class SlowStart:
+    """Starts are said to take 10 s and take 40."""
+
+    def __call__(self, job: JobView, layout: Layout | None, devices: tuple[Device, ...]) -> Move:
+        return Move(40.0, 0.0)
+
+    def place(self, job: JobView, layout: Layout, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        return devices
+
+    def typical(self, job: JobView) -> float:
+        return 10.0
+
+
+def test_b65_a_slow_start_is_no_failure():
+    """Nobody sends a job elsewhere, or stops it, because it takes longer than was said to come up."""
+    jobs = [sim_job(name, 0.0, 500.0, max_devices=4) for name in "abcd"]
+    for record in simulate(replace(world(*jobs), move_cost=SlowStart())).records:
+        assert not [change for change in record.changes if change.at_s < record.first_start_s + 40.0]
+
+
+def test_a_policy_that_lets_jobs_wait_for_ever_is_named():
+    with pytest.raises(SpecError, match="lets 1 jobs wait for ever: a"):
+        Engine(world(sim_job("a", 0.0, 10.0)), Script({}, round_s=0.0)).run()
 
 
 def test_a_failure_costs_what_was_done_since_the_last_snapshot():

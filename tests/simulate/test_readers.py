@@ -10,7 +10,10 @@ import pytest
 
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.errors import SpecError
-from suika.simulate.times import measured
+from suika.core.layout import Layout
+from suika.core.quota import Quota
+from suika.core.snapshot import Option, ScalingCurve
+from suika.simulate.times import Models, measured
 from suika.simulate.trace import Trace, read_trace
 from suika.simulate.workload import build, load_of
 
@@ -136,6 +139,52 @@ def test_b73_dirty_rows_are_listed_with_line_and_reason(tmp_path: Path):
         8: "duplicate",
         9: "has",
     }
+
+
+def test_our_columns_may_say_priority_and_weight(tmp_path: Path):
+    """Whole numbers are not cut down to some, and what cannot be meant is listed; empty cells are the defaults."""
+    header = "job_id,submit_s,gpus,duration_s,steps,min_gpus,max_gpus,priority,weight\n"
+    good = "a,0,4,60,100,2,8,3,2.5\nb,1,4,60,,,,,\n"
+    bad = (
+        "c,2,4,60,,1.5,,,\n"
+        "d,3,4,60,,,,0.5,\n"
+        "e,4,4,60,,,,,0\n"
+        "f,5,4,60,,,,,-1\n"
+        "g,6,4,60,-5,,,,\n"
+        "h,7,4,60,,-2,,,\n"
+        "i,8,4,60,,,,4000,\n"
+        "k,9,4,1e30,,,,,\n"
+        "l,1e20,4,60,,,,,\n"
+        "m,9,4,60,1e15,,,,\n"
+    )
+    trace = read_trace(write(tmp_path, header + good + bad))
+    a, b = trace.jobs
+    assert (a.num_steps, a.min_devices, a.max_devices, a.priority, a.weight) == (100, 2, 8, 3, 2.5)
+    assert (b.num_steps, b.min_devices, b.max_devices, b.priority, b.weight) == (0, 0, 0, 0, 1.0)
+    assert [row.line for row in trace.dirty] == list(range(4, 14))
+    models = Models({"m": ScalingCurve(tuple(Option((n,), Layout(dp=n), 1.0 / n, "") for n in (1, 2, 4, 8)))}, "a test")
+    job = build(trace, parse_cluster_shorthand("1x8:cpu"), models).jobs[0]
+    assert (job.priority, job.weight) == (3, 2.5)
+
+
+def test_jobs_that_all_come_at_once_have_no_load(tmp_path: Path):
+    models = Models({"m": ScalingCurve((Option((1,), Layout(), 1.0, ""),))}, "a test")
+    trace = read_trace(write(tmp_path, "job_id,submit_s,gpus,duration_s\na,5,1,60\nb,5,1,60\n"))
+    cluster = parse_cluster_shorthand("1x8:cpu")
+    assert build(trace, cluster, models).load is None
+    assert all(job.submit_s == 0.0 for job in build(trace, cluster, models, seed=3).jobs)
+    with pytest.raises(SpecError, match="at once"):
+        build(trace, cluster, models, load=0.5)
+
+
+def test_jobs_beyond_their_tenants_maximum_are_left_out(tmp_path: Path):
+    models = Models({"m": ScalingCurve((Option((4,), Layout(dp=4), 1.0, ""),))}, "a test")
+    text = "job_id,submit_s,gpus,duration_s,tenant\na,0,4,60,red\nb,5,4,60,blue\n"
+    workload = build(
+        read_trace(write(tmp_path, text)), parse_cluster_shorthand("1x8:cpu"), models, quotas={"red": Quota(max=3)}
+    )
+    assert [job.id for job in workload.jobs] == ["b"]
+    assert "may hold 3" in workload.left_out[0].reason
 
 
 def test_b73_gpus_in_percent(tmp_path: Path):

@@ -17,7 +17,9 @@ from suika.schedule.policies import load
 from suika.simulate.engine import Engine, Failure, Slowdown
 from suika.simulate.explain import explained
 from suika.simulate.faults import faults
-from suika.simulate.study import parse_move_cost, parse_policies
+from suika.simulate.metrics import numbers
+from suika.simulate.report import page
+from suika.simulate.study import Run, parse_move_cost, parse_policies
 
 KEYS = {
     "policy", "jobs", "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "max_jct_s", "makespan_s", "avg_slowdown",
@@ -50,10 +52,32 @@ def test_the_document_and_the_report(shared_data: Path, tmp_path: Path):
         assert low <= row["avg_jct_s"] <= high
         assert row["avg_jct_s"] >= document["lower_bound_avg_jct_s"] > 0
     assert document["dirty_rows"] == [{"line": 22, "reason": "lasts -1 s"}]
-    page = report.read_text()
-    assert page.count("<svg") == 5
-    assert "<script" not in page
-    assert "http" not in page
+    text = report.read_text()
+    assert text.count("<svg") == 5
+    assert "<script" not in text
+    assert "http" not in text
+
+
+def test_the_report_draws_and_lists_moves():
+    """Each move, stop and resume once in the chart and once in the list; a policy without any says so."""
+    where = world(*random_jobs(7, num=25, load=2.0))
+    runs = []
+    for name in ("suika", "fifo"):
+        outcome = Engine(where, load(name)).run()
+        runs.append(Run(name, 0, where, outcome, numbers(where, outcome)))
+    told = {
+        "trace": "<t>", "cluster": "2x8:H100", "devices": 16, "load": 2.0, "seeds": [0], "move_cost": "10",
+        "curves": "c", "models": "m", "lengths": "declared", "noise": 0.0, "lower_bound_avg_jct_s": 1.0,
+        "dirty_rows": [], "left_out": [], "policies": [{"policy": run.policy, **run.numbers} for run in runs],
+    }  # fmt: skip
+    changes = [change for record in runs[0].outcome.records for change in record.changes]
+    text = page(told, runs)
+    assert len(changes) > 5
+    assert text.count('fill="#d1632a"') == len(changes)
+    assert f"{len(changes)} moves, stops and resumes" in text
+    assert text.count("<td>preempt</td>") == sum(change.new == 0 for change in changes)
+    assert text.count("No job was moved or stopped.") == 1
+    assert "<t>" not in text
 
 
 @pytest.mark.parametrize(
@@ -68,6 +92,10 @@ def test_the_document_and_the_report(shared_data: Path, tmp_path: Path):
         (("--seeds", "0"), "seeds"),
         (("--failures", "often"), "failures"),
         (("--load", "-2"), "load"),
+        (("--load", "1"), "load"),  # one job: all come at once
+        (("--load", "inf"), "load"),
+        (("--noise", "nan"), "noise"),
+        (("--failing-moves", "2"), "failing-moves"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -87,6 +115,23 @@ def test_mistakes_are_one_line(
     assert ended.value.code == 2
     assert field in told
     assert len(told.splitlines()) == 1
+
+
+def test_a_single_job_on_a_single_device_is_valid_json(tmp_path: Path, shared_data: Path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("job_id,submit_s,gpus,duration_s\na,0,1,60\n")
+    done = suika(
+        "simulate", "--jobs", str(trace), "--cluster", "1x1:A800", "--policy", "suika,sia,gavel,themis,smartfill",
+        "--times", str(shared_data / "rubick" / "iteration_times.csv"), "--report", str(tmp_path / "r.html"), "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    document = json.loads(done.stdout, parse_constant=refuse)
+    assert document["load"] is None
+    assert "all jobs come at once" in (tmp_path / "r.html").read_text()
 
 
 def test_policies_on_a_command_line():

@@ -51,6 +51,7 @@ def simulate(
     failures: Annotated[
         str | None, typer.Option(help="A CSV of failures and stragglers, or a node's mean time to fail.")
     ] = None,
+    failing_moves: Annotated[float, typer.Option(help="Share of moves that fail and lose their pause.")] = 0.0,
     quotas: Annotated[Path | None, typer.Option(help="YAML: what tenants are guaranteed and may hold.")] = None,
     explain: Annotated[
         str | None, typer.Option(help="JOB@TIME: only explain this job then, e.g. job7@2h, under the first policy.")
@@ -66,7 +67,8 @@ def simulate(
     from suika.simulate.trace import read_trace
 
     topology = read_cluster(cluster)
-    require(noise >= 0, "noise", noise, "must be at least 0")
+    require(0 <= noise < 10, "noise", noise, "must be at least 0 and below 10")
+    require(0 <= failing_moves <= 1, "failing-moves", failing_moves, "must be between 0 and 1")
     studies.parse_move_cost(move_cost)
     study = studies.Study(
         read_trace(jobs, format, time_unit),
@@ -81,6 +83,7 @@ def simulate(
         elastic_share=elastic_share,
         failures=failures,
         quotas=_quotas(quotas),
+        failing_moves=failing_moves,
     )
     if explain is not None:
         _explain(study, explain, "json" if json else output)

@@ -25,15 +25,17 @@ import numpy as np
 
 from suika.core.cluster import Cluster
 from suika.core.decision import Action
+from suika.core.errors import SpecError
 from suika.core.job import JobState
 from suika.core.layout import Layout
 from suika.core.policy import Policy
 from suika.core.quota import Quota
 from suika.core.snapshot import JobView, MoveCost, Snapshot
 from suika.plan.ordering import fabric
+from suika.schedule.back_off import back_off_s
 from suika.schedule.cycle import CycleResult, Step, run_cycle
 from suika.simulate.charge import decision_s
-from suika.simulate.jobs import Record, SimJob
+from suika.simulate.jobs import Change, Record, SimJob
 from suika.simulate.predictor import Predictor
 
 # Kinds of events, in the order in which those of one instant are applied.
@@ -79,6 +81,8 @@ class World:
     snapshot_every_s: float = 1800.0  # what a failure can cost a job, at most
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     interruptible: bool = False  # whether a job whose move is in flight may be sent elsewhere, at the full cost again
+    failing_moves: float = 0.0  # share of the moves of running jobs that fail; their pause is lost
+    seed: int = 0  # of which moves fail
 
 
 @dataclass
@@ -106,6 +110,9 @@ class _Live:
     old_rate: float = 0.0
     begin_s: float = 0.0
     moving_until_s: float = 0.0
+    left_alone_until_s: float = 0.0  # after failed moves
+    num_tries: int = 0  # moves begun, failed ones included
+    num_failed: int = 0  # of the last tries in a row
     positions: np.ndarray = field(default_factory=lambda: NOTHING)
     layout: Layout | None = None
     version: int = 0  # of what it holds; events of older versions are void
@@ -145,6 +152,7 @@ class Engine:
         self.live: dict[int, _Live] = {}  # in order of submission
         self.number_of = {job.id: number for number, job in enumerate(world.jobs)}
         self.releasing: dict[int, float] = {}  # device number -> usable from that time on
+        self.left_alone: set[int] = set()  # job numbers, after failed moves
         self.slowdowns: list[Slowdown] = []  # at present
         self.times = np.ones(self.fabric.num_devices)  # as long as a step takes on sound devices
         self.seen_slow: set[int] = set()  # devices that a job's samples have shown to be slow, until they are sound
@@ -165,9 +173,10 @@ class Engine:
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Until every job has ended."""
+        """Until every job has ended. Raises `SpecError` if the policy leaves some waiting for ever."""
         while self._num_left:
-            assert self._something_will_happen(), f"{self.policy.name}: {self._num_left} jobs wait for ever"
+            if not self._something_will_happen():
+                raise self._stuck()
             happened = self._apply_next()
             self._check()
             if happened and self.live:
@@ -188,6 +197,12 @@ class Engine:
         only_rounds = len(self._heap) <= (self.policy.round_s > 0)
         self._idle_rounds = self._idle_rounds + 1 if only_rounds else 0
         return bool(self._heap) and self._idle_rounds < MOST_IDLE
+
+    def _stuck(self) -> SpecError:
+        waiting = [live.job.id for live in self.live.values()]
+        some = ", ".join(waiting[:5]) + (", ..." if len(waiting) > 5 else "")
+        fix = "look at one with --explain JOB@TIME, or take another policy"
+        return SpecError("policy", self.policy.name, f"lets {self._num_left} jobs wait for ever: {some}", fix)
 
     def _push(self, at_s: float, kind: int, what: object) -> None:
         heapq.heappush(self._heap, (at_s, kind, next(self._sequence), what))
@@ -223,10 +238,12 @@ class Engine:
         if live is None:
             return False
         self._touch(live)
+        self._break_off(live)  # a move that had not begun
         due = live.job.num_steps
         assert abs(live.done - due) <= 1e-6 * max(due, 1.0), f"{live.job.id}: {live.done} of {due} steps"
         self._hold(live, NOTHING)
         live.record.end_s = self.now_s
+        self.left_alone.discard(live.number)
         del self.live[live.number]
         self._num_left -= 1
         if self.on_end is not None:
@@ -240,7 +257,7 @@ class Engine:
         self._touch(live)
         self._refresh(live)
         # Where moves may be interrupted, its end makes nothing possible that was not before: nobody is asked.
-        return not self.world.interruptible
+        return not self.world.interruptible or live.left_alone_until_s == self.now_s
 
     def _released(self, positions: np.ndarray) -> bool:
         for position in positions.tolist():
@@ -281,8 +298,9 @@ class Engine:
             live = self.live[number]
             self._touch(live)
             live.rate, live.version = self._true_rate(live), live.version + 1
-            if live.moving_until_s > self.now_s:
-                self._push(live.moving_until_s, SETTLED, (number, live.version))
+            settled_s = max(live.moving_until_s, live.left_alone_until_s)
+            if settled_s > self.now_s:
+                self._push(settled_s, SETTLED, (number, live.version))
             self._push(live.end_s(), END, (number, live.version))
             self._refresh(live)
         return True
@@ -319,11 +337,12 @@ class Engine:
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        if self.world.predictor.drifts:
-            for live in self.live.values():
-                if live.rate and live.moving_until_s <= self.now_s:
-                    self._touch(live)
-                    self._refresh(live)
+        # Views that do not stay true as time passes.
+        for number in self.live if self.world.predictor.drifts else sorted(self.left_alone):
+            live = self.live[number]
+            if live.rate and live.moving_until_s <= self.now_s:
+                self._touch(live)
+                self._refresh(live)
         devices = self.fabric.devices
         return Snapshot(
             self.now_s,
@@ -346,8 +365,16 @@ class Engine:
         if self.on_cycle is not None:
             self.on_cycle(result)
         released_s: dict[str, float] = {}
+        void: set[str] = set()  # jobs that give up no devices after all
         for step in result.steps:
-            self._begin(step, charge_s, released_s)
+            job_id = step.decision.job_id
+            if not void.isdisjoint(step.after):
+                void.add(job_id)
+            elif self._fails(step):
+                self._fail(step, charge_s)
+                void.add(job_id)
+            else:
+                self._begin(step, charge_s, released_s)
         self._asked_again = self._asked_again + 1 if result.unfinished else 0
         if released_s and 0 < self._asked_again <= MOST_AGAIN:
             self._push(max(released_s.values()), RELEASED, NOTHING)
@@ -358,9 +385,11 @@ class Engine:
         live = self.live[self.number_of[decision.job_id]]
         self._touch(live)
         self._break_off(live)
+        live.num_tries, live.num_failed = live.num_tries + 1, 0
         move = self.world.move_cost(live.view, decision.layout, decision.devices)
         begin_s = max(self.now_s, step.not_before_s, *(released_s[job_id] for job_id in step.after))
         release_s = released_s[decision.job_id] = begin_s + move.release_s
+        had_run, old = live.record.first_start_s is not None, len(live.positions)
         position = self.fabric.position
         positions = np.array([position[device] for device in decision.devices], dtype=np.int64)
         self._hold(live, positions, usable_s=release_s)
@@ -380,6 +409,42 @@ class Engine:
                 live.record.first_start_s = begin_s
             self._push(live.moving_until_s, SETTLED, (live.number, live.version))
             self._push(live.end_s(), END, (live.number, live.version))
+        if had_run:
+            until_s = max(live.moving_until_s, live.begin_s)
+            live.record.changes.append(
+                Change(self.now_s, live.begin_s, until_s, old, len(positions), decision.reason.code)
+            )
+        self._refresh(live)
+
+    def _fails(self, step: Step) -> bool:
+        """Whether this try to move a running job fails: drawn from (seed, job, number of the try)."""
+        share = self.world.failing_moves
+        if not share or step.decision.action is not Action.REDEPLOY:
+            return False
+        number = self.number_of[step.decision.job_id]
+        drawn = np.random.default_rng([self.world.seed, 20263, number, self.live[number].num_tries]).random()
+        return bool(drawn < share)
+
+    def _fail(self, step: Step, charge_s: float) -> None:
+        """The job loses the pause of the move, goes on where it was, and is left alone for longer each time."""
+        live = self.live[self.number_of[step.decision.job_id]]
+        self._touch(live)
+        self._break_off(live)
+        move = self.world.move_cost(live.view, step.decision.layout, step.decision.devices)
+        # What it was on its way to, if a move was in flight, it has yet to reach: that pause goes on.
+        live.begin_s = self.now_s
+        live.moving_until_s = max(live.moving_until_s, self.now_s + move.pause_s + charge_s)
+        pause_s = live.moving_until_s - self.now_s
+        live.old_rate = live.rate
+        live.record.paused_s += pause_s
+        live.record.paused_device_s += pause_s * len(live.positions)
+        live.num_tries, live.num_failed = live.num_tries + 1, live.num_failed + 1
+        live.record.failed_moves += 1
+        live.left_alone_until_s = live.moving_until_s + back_off_s(live.num_failed)
+        live.version += 1
+        self.left_alone.add(live.number)
+        self._push(live.left_alone_until_s, SETTLED, (live.number, live.version))
+        self._push(live.end_s(), END, (live.number, live.version))
         self._refresh(live)
 
     def _true_rate(self, live: _Live) -> float:
@@ -406,6 +471,9 @@ class Engine:
         rest_s = max(live.moving_until_s - max(self.now_s, live.begin_s), 0.0)
         live.record.paused_s -= rest_s
         live.record.paused_device_s -= rest_s * len(live.positions)
+        if rest_s and live.record.changes:
+            last = live.record.changes[-1]
+            last.until_s = max(min(last.until_s, self.now_s), last.begin_s)
 
     def _hold(self, live: _Live, positions: np.ndarray, usable_s: float = 0.0) -> None:
         """Give the job exactly `positions`; others may use what it gives up from `usable_s` on."""
@@ -435,13 +503,16 @@ class Engine:
         live.record.lost_steps += lost
         self._hold(live, NOTHING)
         live.rate = live.old_rate = 0.0
-        live.begin_s = live.moving_until_s = self.now_s
+        live.begin_s = live.moving_until_s = live.left_alone_until_s = self.now_s
         live.layout, live.version = None, live.version + 1
         self._refresh(live)
 
     def _refresh(self, live: _Live) -> None:
         """Show policies the job as it is now. The view stays true until something happens to the job."""
         moving = live.moving_until_s > self.now_s
+        left_alone = live.left_alone_until_s > self.now_s
+        if not left_alone:
+            self.left_alone.discard(live.number)
         if not moving and live.rate:
             self.seen_slow.update(live.positions[self.times[live.positions] >= SEEN].tolist())
         holds = len(live.positions) > 0
@@ -456,8 +527,8 @@ class Engine:
             layout=live.layout,
             devices=tuple(self.fabric.devices[p] for p in live.positions.tolist()),
             observed_step_s=1.0 / live.rate if live.rate and not moving else None,
-            moving_until_s=live.moving_until_s if moving else None,
-            interruptible=moving and self.world.interruptible,
+            moving_until_s=live.left_alone_until_s if left_alone else live.moving_until_s if moving else None,
+            interruptible=moving and not left_alone and self.world.interruptible,
             attained_device_s=live.record.device_s,
             last_change_s=live.last_change_s,
             num_moves=live.record.num_moves,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from suika.core.decision import ReasonCode
 from suika.core.job import JobState
 from suika.core.layout import Layout
 from suika.core.snapshot import JobView, Option, ScalingCurve
@@ -88,6 +89,19 @@ def _true_step_s(curve: ScalingCurve) -> Mapping[Place, float]:
 
 
 @dataclass
+class Change:
+    """One move, stop or resume of a job that had run: decided at `at_s`, it stood still from `begin_s` to `until_s`
+    (less than planned if it was broken off; no time for a stop). Devices before and after."""
+
+    at_s: float
+    begin_s: float
+    until_s: float
+    old: int
+    new: int
+    why: ReasonCode
+
+
+@dataclass
 class Record:
     """What became of one job."""
 
@@ -95,11 +109,13 @@ class Record:
     first_start_s: float | None = None
     end_s: float | None = None
     num_moves: int = 0
+    failed_moves: int = 0
     paused_s: float = 0.0  # devices held, no progress: launches, moves
     lost_steps: float = 0.0  # done again after a failure
     device_s: float = 0.0
     paused_device_s: float = 0.0
     spans: list[tuple[float, float, int]] = field(default_factory=list)  # (from, to, devices) for the Gantt
+    changes: list[Change] = field(default_factory=list)
 
     @property
     def jct_s(self) -> float:

@@ -38,6 +38,7 @@ def numbers(world: World, outcome: Outcome) -> dict[str, float]:
         "avg_slowdown": float(np.mean(jct_s / np.array([_asked_s(world, r.job) for r in records]))),
         "worst_ftf": float(np.max(jct_s / _fair_s(world, records))),
         "moves_per_job": sum(record.num_moves for record in records) / len(records),
+        "failed_moves": sum(record.failed_moves for record in records),
         "max_moves": max(record.num_moves for record in records),
         "moving_share_max": max(moved, default=0.0),
         "device_hours": sum(record.device_s for record in records) / 3600,

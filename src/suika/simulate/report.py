@@ -1,4 +1,5 @@
-"""One self-contained HTML page of a study: table, completion-time CDFs, utilisation, and a Gantt chart per policy."""
+"""One self-contained HTML page of a study: table, completion-time CDFs, utilisation, and per policy a Gantt chart with
+its moves in it, and the list of them."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from suika.simulate.study import Run
 WIDTH, HEIGHT = 760.0, 260.0
 COLOURS = ("#1f6fb4", "#d1632a", "#2f8f4e", "#8a4fb0", "#b03a48", "#7a6a3a", "#3a8f96", "#606060")
 GANTT_JOBS = 400  # the largest by device time: more cannot be told apart
+LISTED_MOVES = 500  # the first ones of each policy
 COLUMNS = (
     ("policy", "policy"),
     ("avg_jct_s", "average (s)"),
@@ -43,7 +45,7 @@ def page(document: dict[str, Any], runs: Sequence[Run]) -> str:
         height=HEIGHT,
         cdf=_cdf(first),
         use=_use(first),
-        gantts=[{"policy": run.policy, "bars": _bars(run)} for run in first],
+        gantts=[{"policy": run.policy, **_gantt(run), **_moves(run)} for run in first],
         legend=[{"policy": run.policy, "colour": COLOURS[i % len(COLOURS)]} for i, run in enumerate(first)],
     )
 
@@ -83,23 +85,52 @@ def _line(x: np.ndarray, y: np.ndarray, number: int) -> dict[str, str]:
     return {"points": points, "colour": COLOURS[number % len(COLOURS)]}
 
 
-def _bars(run: Run) -> list[dict[str, Any]]:
-    """A bar per time that a job holds a number of devices; jobs from top to bottom by submission."""
+def _gantt(run: Run) -> dict[str, Any]:
+    """A bar per time that a job holds a number of devices, and what of it moves took; jobs from top to bottom by
+    submission. A stop is a mark without a length."""
     records = sorted(run.outcome.records, key=lambda r: -r.device_s)[:GANTT_JOBS]
     records.sort(key=lambda r: (r.job.submit_s, r.job.id))
     end_s = max(record.end_s or 0.0 for record in records)
     high = HEIGHT * 2 / max(len(records), 1)
     most = max((num for record in records for _, _, num in record.spans), default=1)
-    return [
-        {
+
+    def box(row: int, start_s: float, stop_s: float, title: str) -> dict[str, Any]:
+        return {
             "x": round(start_s / end_s * WIDTH, 2),
             "w": round(max((stop_s - start_s) / end_s * WIDTH, 0.2), 2),
             "y": round(row * high, 2),
             "h": round(max(high * 0.9, 0.4), 2),
-            "shade": round(0.25 + 0.75 * num / most, 3),
-            "title": f"{record.job.id} ({record.job.model}): {num} devices, {start_s:.0f}-{stop_s:.0f} s",
+            "title": title,
         }
-        for row, record in enumerate(records)
-        for start_s, stop_s, num in record.spans
-        if stop_s > start_s
+
+    bars, moves = [], []
+    for row, record in enumerate(records):
+        name = f"{record.job.id} ({record.job.model})"
+        for start_s, stop_s, num in record.spans:
+            if stop_s > start_s:
+                title = f"{name}: {num} devices, {start_s:.0f}-{stop_s:.0f} s"
+                bars.append(box(row, start_s, stop_s, title) | {"shade": round(0.25 + 0.75 * num / most, 3)})
+        for change in record.changes:
+            title = f"{name}: {change.why}, {change.old} to {change.new} devices at {change.at_s:.0f} s"
+            moves.append(box(row, change.begin_s, change.until_s, title))
+    return {"bars": bars, "moves": moves}
+
+
+def _moves(run: Run) -> dict[str, Any]:
+    """The first changes of jobs that had run, by time; and how many there are."""
+    found = sorted(
+        ((change.at_s, record.job.id, change) for record in run.outcome.records for change in record.changes),
+        key=lambda entry: entry[:2],
+    )
+    listed = [
+        {
+            "at": f"{at_s:.0f}",
+            "job": job_id,
+            "old": change.old,
+            "new": change.new,
+            "pause": f"{change.until_s - change.begin_s:.1f}",
+            "why": change.why.value,
+        }
+        for at_s, job_id, change in found[:LISTED_MOVES]
     ]
+    return {"listed": listed, "num_moves": len(found)}

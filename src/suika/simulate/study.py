@@ -38,10 +38,17 @@ class Study:
     elastic_share: float = 1.0
     failures: str | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    failing_moves: float = 0.0  # share
 
     def world(self, seed: int) -> tuple[World, Workload]:
         workload = build(
-            self.trace, self.cluster, self.models, seed=seed, load=self.load, elastic_share=self.elastic_share
+            self.trace,
+            self.cluster,
+            self.models,
+            seed=seed,
+            load=self.load,
+            elastic_share=self.elastic_share,
+            quotas=self.quotas,
         )
         cost, interruptible = self._moves(workload)
         world = World(
@@ -51,6 +58,8 @@ class Study:
             Predictor(self.lengths, self.noise, seed),
             quotas=self.quotas,
             interruptible=interruptible,
+            failing_moves=self.failing_moves,
+            seed=seed,
         )
         if self.failures is not None:
             horizon_s = 3 * max(job.submit_s for job in workload.jobs) + 30 * 86400.0
@@ -111,6 +120,7 @@ def run(study: Study, progress: Callable[[str, int, int, int], None] | None = No
         "models": workload.rule,
         "lengths": study.lengths.kind if not study.lengths.sigma else f"{study.lengths.kind}:{study.lengths.sigma:g}",
         "noise": study.noise,
+        "failing_moves": study.failing_moves,
         "dirty_rows": [{"line": row.line, "reason": row.reason} for row in study.trace.dirty],
         "left_out": [{"place": row.line, "reason": row.reason} for row in workload.left_out],
     }, runs

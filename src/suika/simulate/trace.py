@@ -10,6 +10,9 @@ from pathlib import Path
 
 from suika.core.errors import SpecError
 
+LONGEST_S = 1e11  # three thousand years: times and lengths beyond are mistakes of units, as are so many steps
+MOST_STEPS = 1e9
+
 
 @dataclass(frozen=True)
 class TraceJob:
@@ -25,6 +28,7 @@ class TraceJob:
     min_devices: int = 0
     max_devices: int = 0
     priority: int = 0
+    weight: float = 1.0
     deadline_s: float | None = None
 
 
@@ -110,12 +114,20 @@ def _problem(job: TraceJob, seen: dict[str, int]) -> str:
         return f"duplicate id {job.id}, first on line {seen[job.id]}"
     if job.devices < 1:
         return f"asks for {job.devices} devices"
-    if not 0 <= job.submit_s < float("inf"):
-        return f"submission at {job.submit_s}"
-    if not 0 < job.duration_s < float("inf"):
+    if not 0 <= job.submit_s < LONGEST_S:
+        return f"submission at {job.submit_s:g} s"
+    if not 0 < job.duration_s < LONGEST_S:
         return f"lasts {job.duration_s:g} s" if job.duration_s == job.duration_s else "duration is not a number"
+    if not 0 <= job.num_steps <= MOST_STEPS:
+        return f"has {job.num_steps:g} steps"
+    if min(job.min_devices, job.max_devices) < 0:
+        return f"runs on {min(job.min_devices, job.max_devices)} devices"
     if job.min_devices > job.max_devices > 0:
         return f"min_devices({job.min_devices}) > max_devices({job.max_devices})"
+    if not -1000 <= job.priority <= 1000:
+        return f"priority {job.priority} is outside -1000..1000"
+    if not 0 < job.weight < 1e9:
+        return f"weight {job.weight:g} is not a number above 0"
     return ""
 
 

@@ -10,13 +10,14 @@ Frozen before any policy was tuned:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError, require
+from suika.core.quota import Quota
 from suika.core.snapshot import ScalingCurve
 from suika.plan.ordering import fabric
 from suika.schedule.waiting import fits_empty
@@ -29,7 +30,7 @@ from suika.simulate.trace import DirtyRow, Trace, TraceJob
 class Workload:
     jobs: tuple[SimJob, ...]
     left_out: tuple[DirtyRow, ...]  # by place in the trace, from 1
-    load: float
+    load: float | None  # None: all jobs come at once
     rule: str
 
 
@@ -41,11 +42,14 @@ def build(
     seed: int = 0,
     load: float | None = None,
     elastic_share: float = 1.0,
+    quotas: Mapping[str, Quota] | None = None,
 ) -> Workload:
     """Jobs of `trace` on `cluster`. `load` rescales arrivals so that sum(devices x duration) / (capacity x last
-    submission) = `load`."""
+    submission) = `load`. Jobs that a tenant's maximum in `quotas` never lets run are left out."""
     require(0 <= elastic_share <= 1, "elastic-share", elastic_share, "must be between 0 and 1")
-    require(load is None or load > 0, "load", load, "must be above 0")
+    require(load is None or 0 < load < 1e6, "load", load, "must be above 0 and below 1e6")
+    at_once = trace.jobs[-1].submit_s == 0.0
+    require(load is None or not at_once, "load", load, "the jobs of this trace all come at once", "leave it out")
     capacity = cluster.num_devices
     counts = {name: _counts(curve, cluster) for name, curve in models.curves.items()}
     rng = np.random.default_rng([seed, 20260])
@@ -57,7 +61,11 @@ def build(
             left_out.append(DirtyRow(place, f"job {traced.id} asks for {traced.devices} of {capacity} devices"))
             continue
         job = _job(traced, models, counts, float(pick), rigid >= elastic_share, capacity)
-        if job is None:
+        most = (quotas or {}).get(traced.tenant, Quota()).max
+        if job is not None and most is not None and job.min_devices > most:
+            reason = f"job {traced.id} needs {job.min_devices} devices, its tenant {traced.tenant} may hold {most}"
+            left_out.append(DirtyRow(place, reason))
+        elif job is None:
             left_out.append(
                 DirtyRow(place, f"job {traced.id}: no model runs on {traced.devices} devices or fewer here")
             )
@@ -67,14 +75,15 @@ def build(
         raise SpecError("jobs", trace.name, "no job of this trace fits the cluster")
     jobs = _arrivals(jobs, trace, capacity, seed, load)
     rule = "as traced" if all(job.model for job in trace.jobs) else f"models assigned by the seeded rule (seed {seed})"
-    return Workload(tuple(jobs), tuple(left_out), load_of(trace.jobs, capacity) if load is None else load, rule)
+    found = load if load is not None else None if at_once else load_of(trace.jobs, capacity)
+    return Workload(tuple(jobs), tuple(left_out), found, rule)
 
 
 def load_of(jobs: Sequence[TraceJob], capacity: int) -> float:
-    """Requested device-seconds over what the cluster offers until the last submission."""
+    """Requested device-seconds over what the cluster offers until the last submission, which is after 0."""
     last_s = max(job.submit_s for job in jobs)
     asked = sum(job.devices * job.duration_s for job in jobs if job.devices <= capacity)
-    return asked / (capacity * last_s) if last_s > 0 else float("inf")
+    return asked / (capacity * last_s)
 
 
 def _counts(curve: ScalingCurve, cluster: Cluster) -> tuple[int, ...]:
@@ -115,6 +124,7 @@ def _job(
         model=model,
         tenant=traced.tenant,
         priority=traced.priority,
+        weight=traced.weight,
         deadline_s=traced.deadline_s,
     )
     if not traced.num_steps:

@@ -71,6 +71,10 @@ def optional(row: Mapping[str, str], column: str, default: float = 0.0) -> float
     return default if row.get(column, "").lower() in EMPTY else number(row, column)
 
 
+def optional_whole(row: Mapping[str, str], column: str) -> int:
+    return 0 if row.get(column, "").lower() in EMPTY else whole(row, column)
+
+
 def moment(row: Mapping[str, str], column: str, *formats: str) -> float:
     """Seconds since 1970 of the date in `column`; without a time zone it is read as UTC (only differences matter)."""
     value = row.get(column, "")

@@ -1,7 +1,8 @@
 """Our own CSV: job_id, submit_s, gpus, duration_s, and what else is known.
 
 Units stand in the column names (`submit_s` or `submit_ms`). Optional: user or tenant, model, steps, min_gpus, max_gpus,
-priority, deadline_s (a length from submission on).
+priority (a whole number; higher goes first, strictly), weight (above 0; 1 where it is empty: how much a second of this
+job counts against a second of others of its priority), deadline_s (a length from submission on).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from suika.core.errors import require
-from suika.simulate.readers.rows import csv_rows, header, number, optional, unit_s, whole
+from suika.simulate.readers.rows import csv_rows, header, number, optional, optional_whole, unit_s, whole
 from suika.simulate.trace import BadRowError, Row, TraceJob
 
 
@@ -34,9 +35,10 @@ def read(text: str, path: Path, time_unit: str | None) -> Iterator[Row]:
             tenant=row.get("tenant") or row.get("user") or "default",
             model=row.get("model", ""),
             num_steps=optional(row, "steps"),
-            min_devices=int(optional(row, "min_gpus")),
-            max_devices=int(optional(row, "max_gpus")),
-            priority=int(optional(row, "priority")),
+            min_devices=optional_whole(row, "min_gpus"),
+            max_devices=optional_whole(row, "max_gpus"),
+            priority=optional_whole(row, "priority"),
+            weight=optional(row, "weight", 1.0),
             deadline_s=None if deadline < 0 else submit_s + deadline,
         )
 
