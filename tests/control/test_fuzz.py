@@ -123,7 +123,7 @@ def attack_hub(num_inputs: int, seed: int) -> tuple[int, int]:
     events.append({"event": "hello", "processes": [{"process": "j.1.n0/0", "pid": 7}]})
     for _ in range(num_inputs):
         # A node that was refused, or whose process was declared gone, begins anew.
-        frame: Any = {"n": node.wire._next, "ack": node.wire.received, "m": dice.choice(events)}
+        frame: Any = {"n": node.wire._last + 1, "ack": node.wire.received, "m": dice.choice(events)}
         frame = mutate(frame, dice)
         try:
             text = json.dumps(frame)
@@ -140,7 +140,7 @@ def attack_hub(num_inputs: int, seed: int) -> tuple[int, int]:
             counts[1] += 1
         else:
             counts[0] += 1
-            node.wire._next = attached.wire.received + 1
+            node.wire._last = attached.wire.received
             if "j.1.n0/0" not in attached.listeners:
                 hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
         notes.said, job.heard = notes.said[-3:], job.heard[-3:]

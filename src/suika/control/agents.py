@@ -280,7 +280,7 @@ class AgentHub:
         process = event["process"]
         if process not in attached.listeners:
             if event["event"] != "exit" and attached.greeted:  # it counts as dead: make it so
-                attached.wire.put({"do": "kill", "process": process})
+                attached.wire.put({"do": "kill", "process": process}, newest_of=("kill", process))
             return
         listener = attached.listeners[process]
         if event["event"] == "exit":
