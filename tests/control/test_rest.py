@@ -430,6 +430,18 @@ def test_events_as_they_happen(rest: SimpleNamespace) -> None:
     assert [event["kind"] for event in got] == ["submitted", "job-cancelled"]
 
 
+def test_a_stream_ends_with_its_token(rest: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suika.control.rest.RECHECK_S", 0.3)
+    rest.world.submit("a", tenant="research")
+    headers = {"authorization": f"Bearer {rest.tokens['ann']}"}
+    with rest.client.stream("GET", "/v1/events/stream", headers=headers) as stream:
+        lines = stream.iter_lines()
+        assert any(line.startswith("data:") for line in lines)
+        rest.accounts.revoke("ann")
+        rest.world.submit("b", tenant="research")
+        list(lines)  # it ends
+
+
 def test_metrics_are_a_fold_over_the_events(rest: SimpleNamespace) -> None:
     world = rest.world
     run = world.start("a", "n0/0", "n0/1")

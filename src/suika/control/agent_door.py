@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
@@ -16,6 +17,7 @@ from suika.control.auth import Right
 from suika.core.errors import SpecError
 
 _HELLO_WAIT_S = 20.0
+_RECHECK_S = 60.0  # how long a connection outlives its token
 _ACKNOWLEDGE_S = 0.1  # after a frame: one acknowledgement for all that came meanwhile
 _POLICY_VIOLATION, _GOING_AWAY = 1008, 1001
 
@@ -26,20 +28,25 @@ def install_agents(app: FastAPI, hub: AgentHub, accounts: Accounts) -> None:
     @app.websocket("/v1/agents")
     async def serve_agent(socket: WebSocket) -> None:
         scheme, _, token = socket.headers.get("authorization", "").partition(" ")
-        account = await run_in_threadpool(accounts.authenticate, token) if scheme.lower() == "bearer" else None
-        if account is None or not account.may(Right.SERVE):
+
+        def may() -> bool:
+            account = accounts.authenticate(token) if scheme.lower() == "bearer" else None
+            return account is not None and account.may(Right.SERVE)
+
+        if not await run_in_threadpool(may):
             await socket.close(_POLICY_VIOLATION)  # before it is accepted: an HTTP 403
             return
         await socket.accept()
         with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
-            await _Conversation(socket, hub).hold()
+            await _Conversation(socket, hub, may).hold()
 
 
 class _Conversation:
-    """One connection. Frames are sent in order by one task, whoever asks for it on whatever thread."""
+    """One connection. Frames are sent in order by one task, whoever asks for it on whatever thread. `may`: whether its
+    token is still good."""
 
-    def __init__(self, socket: WebSocket, hub: AgentHub) -> None:
-        self._socket = socket
+    def __init__(self, socket: WebSocket, hub: AgentHub, may: Callable[[], bool]) -> None:
+        self._socket, self._may = socket, may
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._outgoing: asyncio.Queue[Frame | None] = asyncio.Queue()
@@ -49,7 +56,7 @@ class _Conversation:
         name = await self._join()
         if name is None:
             return
-        sender = asyncio.create_task(self._send_all())
+        tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._look_at_its_token())]
         try:
             while True:
                 text = await self._socket.receive_text()
@@ -62,9 +69,17 @@ class _Conversation:
                 await self._socket.close(_POLICY_VIOLATION, str(error)[:120])
         finally:
             self._hub.leave(name, self)
-            sender.cancel()
+            for task in tasks:
+                task.cancel()
             if self._acknowledgement is not None:
                 self._acknowledgement.cancel()
+
+    async def _look_at_its_token(self) -> None:
+        while True:
+            await asyncio.sleep(_RECHECK_S)
+            if not await run_in_threadpool(self._may):
+                await self._socket.close(_POLICY_VIOLATION, "its token is not good any more")
+                return
 
     def _acknowledge_soon(self, name: str) -> None:
         def acknowledge() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,7 @@ from suika.core.job import JobSpec, JobState
 from suika.core.quota import Quota
 
 POLL_S = 0.25  # how late a followed event may be
+RECHECK_S = 10.0  # how long a stream outlives the token that it was opened with
 MOST_STANDING_S = 60.0  # a round of the controller's loop that lasts longer is no long decision
 LOG_READERS = 8  # requests for logs, which wait for nodes, at a time: they keep no other requests waiting
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -93,7 +95,7 @@ def make_app(api: Api, accounts: Accounts, data_roots: Sequence[Path] = (), back
     boundary.install(app)
     needs = _Authority(accounts).needs
     _jobs(app, api, needs, tuple(root.resolve() for root in data_roots))
-    _cluster(app, api, needs, backends)
+    _cluster(app, api, accounts, needs, backends)
     _administration(app, api, accounts, needs)
     return app
 
@@ -197,7 +199,7 @@ def _jobs(app: FastAPI, api: Api, needs: Callable[[Right], Any], data_roots: tup
         return seen.shown(api.row(found) if found.state is JobState.CANCELLED else api.cancel(found.id))
 
 
-def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Backends) -> None:
+def _cluster(app: FastAPI, api: Api, accounts: Accounts, needs: Callable[[Right], Any], backends: Backends) -> None:
     view, operate = needs(Right.VIEW), needs(Right.OPERATE)
     metrics = Metrics(api, backends)
 
@@ -251,8 +253,13 @@ def _cluster(app: FastAPI, api: Api, needs: Callable[[Right], Any], backends: Ba
             seen.find(job)  # what does not exist is refused before the stream begins
 
         async def follow() -> AsyncIterator[dict[str, Any]]:
-            last = after if last_event_id is None else last_event_id
+            last, looked_s = after if last_event_id is None else last_event_id, time.monotonic()
+            token = request.headers["authorization"].partition(" ")[2]
             while not await request.is_disconnected():
+                if time.monotonic() - looked_s > RECHECK_S:
+                    looked_s = time.monotonic()
+                    if await run_in_threadpool(accounts.authenticate, token) != who:
+                        return  # revoked, expired, or another's by now
                 rows, last = await run_in_threadpool(seen.events, last, job, 1000)
                 for row in rows:
                     yield {"id": str(row["seq"]), "event": row["kind"], "data": json.dumps(boundary.finite(row))}
