@@ -265,7 +265,11 @@ def test_a_dry_resize_shows_bytes_links_pause_and_memory_and_changes_nothing(wor
     assert sum(link["bytes"] for link in grown["links"]) >= grown["moved_bytes"] > 0
     assert sum(link["bytes"] for link in grown["links"] if link["network"]) == grown["network_bytes"]
     assert grown["predicted_release_s"] > grown["predicted_pause_s"] > 0
-    assert set(grown["peak_bytes"]) == {*grown["old"]["devices"], *grown["new"]["devices"]}
+    keep, lean = grown["modes"]["keep"], grown["modes"]["lean"]
+    assert set(keep["peak_bytes"]) == {*grown["old"]["devices"], *grown["new"]["devices"]}
+    assert set(keep["needed_bytes"]) == {device.partition("/")[0] for device in keep["peak_bytes"]}
+    assert sum(lean["peak_bytes"].values()) > 0
+    assert set(lean["needed_bytes"]) == set(keep["needed_bytes"])
     assert world.job("a") == before
     with pytest.raises(SpecError, match="only 7 devices are its own or free"):
         world.api.resize("a", layout="tp=2,pp=4", dry_run=True)

@@ -23,7 +23,8 @@ MODELS = (
     ModelSpec("frozen", "gpt", 4, 12, 12, 12, 17, tied=True,
               frozen=("layers.[01].*", "layers.2.mlp.*", "embedding.weight", "final_norm.bias")),
     ModelSpec("frozen-moe", "llama", 3, 12, 12, 6, 11, kv_heads=3, head_dim=2, experts=4, experts_per_token=2,
-              expert_ffn=12, lora=Lora(2, ("k", "gate")), frozen=("layers.0.*", "layers.*.experts.1.*", "head.*")),
+              expert_ffn=12, first_dense_layers=1, lora=Lora(2, ("k", "gate")),
+              frozen=("layers.0.*", "layers.*.experts.1.*", "head.*")),
 )  # fmt: skip
 
 

@@ -13,9 +13,10 @@ from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Plan
 from suika.reshard.execute import MoveError
-from suika.reshard.lean import LeanMove, Piece, pieces_of
+from suika.reshard.lean import LeanMove
 from suika.reshard.links import Links
 from suika.reshard.moveplan import plan_move
+from suika.reshard.pieces import Piece, pieces_of
 from suika.reshard.state import JobShape
 from suika.reshard.transports.base import TransportError
 from suika.reshard.transports.inprocess import Hub

@@ -16,10 +16,11 @@ from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.reshard.execute import execute
-from suika.reshard.lean import LeanMove, lean_peaks, pieces_of
+from suika.reshard.lean import LeanMove
 from suika.reshard.links import Links
 from suika.reshard.memory import peaks, require_fit
 from suika.reshard.moveplan import plan_move
+from suika.reshard.pieces import lean_peaks, pieces_of
 from suika.reshard.state import JobShape, buffer_specs
 from suika.reshard.transports import memfd
 from suika.reshard.transports.gloo import Gloo

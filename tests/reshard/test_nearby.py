@@ -24,8 +24,9 @@ from suika.core.plan import Plan
 from suika.reshard.buffers import same_bits
 from suika.reshard.execute import ReplicaMismatchError, VerificationError, execute
 from suika.reshard.links import Links
+from suika.reshard.modes import adoptions
 from suika.reshard.moveplan import MovePlan, plan_move
-from suika.reshard.nearby import Nearby, adoptions
+from suika.reshard.nearby import Nearby
 from suika.reshard.report import MoveReport
 from suika.reshard.state import JobShape
 from suika.reshard.transports import memfd

@@ -1,5 +1,5 @@
-"""A seeded injector walks the protocol: at any named point of a move any process is killed or stopped, cut off from the
-network, or refused memory.
+"""A seeded injector walks the protocol: at any named point of a move, in either mode, any process is killed or stopped,
+cut off from the network, refused memory, or made to raise what nobody expects.
 
 Either the old generation goes on at the same step or the new one does, or the job falls back to its snapshot and says
 what it lost. It never hangs, never mixes the two, and its state stays exact to the bit.
@@ -8,7 +8,6 @@ what it lost. It never hangs, never mixes the two, and its state stays exact to 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -19,15 +18,16 @@ from typing import NamedTuple
 
 import pytest
 
-from suika.core.redeployment import Phase, Redeployment
+from suika.core.redeployment import Mode, Phase, Redeployment
 from suika.runtime.events import Ended, JobEvent, Moving, Outcome, Snapshotted, StepDone
 
-from .conftest import USER, Watched, plan, spec
+from .conftest import MODEL, USER, Watched, plan, spec
 from .test_moves import assert_state_is_exact
-from .tiny_program import FAULT
+from .tiny_program import FAULT, lay_ready
 
 OLD = ("tp=2,pp=1,dp=2", "a0 a1 b0 b1")
 NEW = ("tp=1,pp=3,dp=1", "a0 b0 b2")  # a0 and b0 stay, a1 and b1 leave, b2 joins
+LARGER = {**MODEL, "hidden": 192, "ffn": 512}  # four pieces of two chunks
 PHASES = (Phase.PREPARE, Phase.CUT, Phase.MOVE, Phase.COMMIT)
 NEVER_LOST = 5.0, 20.0  # s within which a killed, a stopped process is noticed
 
@@ -39,14 +39,15 @@ class Fault(NamedTuple):
 
     point: str
     device: str  # or "store"
-    do: str  # a signal, "cut" or "refuse"
+    do: str  # a signal, "cut", "refuse" or "raise"
+    mode: Mode = "keep"  # in a lean move there are points in between: `piece-<number>`, as a participant begins it
 
     @property
     def name(self) -> str:
-        return f"{self.point}-{self.device.replace('/', '')}-{self.do}"
+        return f"{self.mode}-{self.point}-{self.device.replace('/', '')}-{self.do}"
 
 
-def _all_faults() -> list[Fault]:
+def _keep_faults() -> list[Fault]:
     outside = itertools.product(PHASES, ("a/0", "a/1", "b/0", "b/2", "store"))
     arriving = list(itertools.product(("bind", "load_records", "begin"), ("a/0", "b/2")))
     inside = itertools.product(("build", "step"), ("a/0", "b/2"))
@@ -56,14 +57,31 @@ def _all_faults() -> list[Fault]:
     return signals + [Fault(point, device, do) for point, device in arriving for do in ("cut", "refuse")]
 
 
-def _chosen(seed: int, num: int) -> list[Fault]:
-    return random.Random(seed).sample(_all_faults(), num)
+def _lean_faults() -> list[Fault]:
+    """a0 stays, a1 leaves, b2 joins; all take part in every piece, and only who gets new buffers can be refused any."""
+    outside = itertools.product(PHASES, ("a/0", "a/1", "b/2", "store"))
+    between = itertools.product(("piece-0", "piece-1", "piece-3"), ("a/0", "a/1", "b/2"))
+    arrived = itertools.product(("bind", "load_records"), ("a/0", "b/2"))
+    signals = itertools.product((*outside, *between, *arrived), ("SIGKILL", "SIGSTOP"))
+    others = [
+        *itertools.product((("piece-0", "a/0"), ("piece-1", "a/0"), ("piece-3", "b/2")), ("refuse", "cut", "raise")),
+        *itertools.product((("piece-0", "a/1"), ("piece-2", "b/2")), ("cut", "raise")),
+        *itertools.product(itertools.product(("bind", "load_records"), ("a/0", "b/2")), ("refuse", "cut", "raise")),
+        (("let-go", "a/0"), "refuse"),
+    ]
+    return [Fault(point, device, do, "lean") for (point, device), do in (*signals, *others)]
+
+
+def _chosen(faults: list[Fault], seed: int, num: int) -> list[Fault]:
+    return random.Random(seed).sample(faults, num)
 
 
 def _arm(job_run: Watched, folder: Path, fault: Fault) -> None:
     if fault.point not in PHASES:
-        ranks = 4 if fault.point == "buffers" else 3
-        (folder / FAULT).write_text(json.dumps({"at": [fault.point, fault.device, ranks], "do": fault.do}))
+        old_side = fault.point in ("buffers", "let-go")
+        ranks = 0 if fault.point.startswith("piece") else 4 if old_side else 3
+        point = "bind" if fault.point == "let-go" else fault.point  # the old program is bound to nothing
+        lay_ready(folder, {"at": [point, fault.device, ranks], "do": fault.do})
         return
 
     def strike(event: JobEvent) -> None:
@@ -78,10 +96,30 @@ def _arm(job_run: Watched, folder: Path, fault: Fault) -> None:
     job_run.hook = strike
 
 
+def _check_lean(fault: Fault, record: Redeployment | None, ended: Ended | None) -> None:
+    """While pieces are on their way a death, a cut link or half a move is a loss; what all hear of is carried back."""
+    torn = fault.do == "raise" and fault.point.startswith("piece") and fault.point != "piece-0"
+    if fault.do in ("SIGKILL", "SIGSTOP", "cut") or torn:
+        assert ended is not None
+        assert ended.outcome == Outcome.LOST
+        assert fault.do == "cut" or torn or [str(device) for device in ended.dead] == [fault.device]
+    else:
+        assert ended is None
+        assert record is not None
+        assert record.phase == Phase.ABORTED
+        assert "as the test wanted" in record.error, "not the first error"
+
+
 def _check(fault: Fault, record: Redeployment | None, ended: Ended | None) -> None:
     """What must have come of it, by who was struck when."""
     # Ranks do not wait for the coordinator to enter MOVE: who is struck then may have verified all already.
     overtaken = fault.point == Phase.MOVE and record is not None and record.phase == Phase.RELEASE
+    under_way = fault.point not in (Phase.PREPARE, Phase.CUT, Phase.COMMIT) and not overtaken
+    if fault.point == Phase.CUT and fault.do == "SIGSTOP" and record is None:
+        under_way = True  # it was noticed when the others were in the move already
+    if fault.mode == "lean" and under_way and fault.device != "store":
+        _check_lean(fault, record, ended)
+        return
     before_commit = fault.point not in (Phase.COMMIT, "step") and not overtaken
     if fault.do in ("cut", "refuse"):
         assert record is not None
@@ -112,18 +150,23 @@ def _check(fault: Fault, record: Redeployment | None, ended: Ended | None) -> No
 @pytest.mark.parametrize(
     "fault",
     [
-        *(pytest.param(fault, id=fault.name) for fault in _chosen(seed=1, num=16)),
-        *(pytest.param(fault, id=f"all-{fault.name}", marks=pytest.mark.long) for fault in _all_faults()),
+        *(pytest.param(fault, id=fault.name) for fault in _chosen(_keep_faults(), seed=1, num=16)),
+        *(pytest.param(fault, id=fault.name) for fault in _chosen(_lean_faults(), seed=1, num=8)),
+        *(
+            pytest.param(fault, id=f"all-{fault.name}", marks=pytest.mark.long)
+            for fault in (*_keep_faults(), *_lean_faults())
+        ),
     ],
 )
 def test_any_process_at_any_point(run: Callable[..., Watched], tmp_path: Path, fault: Fault) -> None:
-    job = spec(snapshot_every_steps=5)
+    job = spec(snapshot_every_steps=5, model=LARGER if fault.mode == "lean" else MODEL)
     job_run = run(job)
     job_run.start(plan(*OLD, job), 1).result(60)
     job_run.wait(Snapshotted)
     _arm(job_run, tmp_path, fault)
     began_s = time.monotonic()
-    moved = job_run.redeploy(plan(*NEW, job), 2, USER, weights_first=fault.point in ("bind", "begin"))
+    first = fault.mode == "keep" and fault.point in ("bind", "begin")
+    moved = job_run.redeploy(plan(*NEW, job), 2, USER, weights_first=first, mode=fault.mode)
     moved.exception(60)
     record = moved.result() if moved.exception() is None else None
     if record is not None:

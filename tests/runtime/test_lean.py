@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,15 +9,15 @@ from suika.backends.local import LocalBackend
 from suika.core.errors import SpecError
 from suika.core.job import JobSpec
 from suika.core.redeployment import Phase
-from suika.reshard.lean import fitting_mode
 from suika.reshard.links import Links
+from suika.reshard.modes import fitting_mode
 from suika.reshard.moveplan import plan_move
 from suika.reshard.state import JobShape
 from suika.runtime.events import Ended, Outcome, Snapshotted, StepDone
 
 from .conftest import CLUSTER, MODEL, USER, Watched, plan, spec
 from .test_moves import STAGES, assert_state_is_exact
-from .tiny_program import FAULT
+from .tiny_program import FAULT, lay_ready
 
 OLD = ("tp=2,pp=1,dp=2", "a0 a1 b0 b1")
 NEW = ("tp=1,pp=3,dp=1", "a0 b0 b2")
@@ -88,7 +87,7 @@ def test_a_death_on_the_way_falls_back_to_the_snapshot(run: Callable[..., Watche
     job_run = run(job)
     job_run.start(plan(*OLD, job), 1).result(60)
     job_run.wait(Snapshotted)
-    (tmp_path / FAULT).write_text(json.dumps({"at": ["bind", "b/2", 3], "do": "SIGKILL"}))
+    lay_ready(tmp_path, {"at": ["bind", "b/2", 3], "do": "SIGKILL"})
     assert job_run.redeploy(plan(*NEW, job), 2, USER, mode="lean").exception(60) is not None
     ended = job_run.wait(Ended)
     assert (ended.outcome, [str(device) for device in ended.dead]) == (Outcome.LOST, ["b/2"])
@@ -107,7 +106,7 @@ def test_a_failure_on_the_way_back_is_a_loss(run: Callable[..., Watched], tmp_pa
     job_run.wait(Snapshotted)
 
     def refuse() -> bool:
-        (tmp_path / FAULT).write_text(json.dumps({"at": ["bind", "a/0", 4], "do": "refuse"}))
+        lay_ready(tmp_path, {"at": ["bind", "a/0", 4], "do": "refuse"})
         return False
 
     error = str(job_run.redeploy(plan(*NEW, job), 2, USER, refuse, mode="lean").exception(30))

@@ -13,8 +13,9 @@ from suika.core.tensors import logical_tensors
 from suika.reshard.regions import Box
 from suika.reshard.state import JobShape, StateKey, buffer_specs
 from suika.runtime import snapshot
-from suika.runtime.dcp_plan import plan_regions, region_view
+from suika.runtime.dcp_plan import region_view
 from suika.runtime.events import Ended, Outcome, StepDone
+from suika.runtime.pieces import plan_regions
 
 from .conftest import USER, Watched, plan, spec
 from .tiny_program import advance, first_values

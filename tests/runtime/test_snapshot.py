@@ -18,10 +18,10 @@ from suika.core.plan import Plan
 from suika.core.redeployment import Phase
 from suika.reshard.state import JobShape
 from suika.runtime import snapshot
-from suika.runtime.dcp_plan import pieces
 from suika.runtime.events import Ended, Moving, Outcome, Snapshotted, Started
 from suika.runtime.gang import Gang, Limits, Member
 from suika.runtime.keeper import SnapshotKeeper
+from suika.runtime.pieces import pieces
 from suika.runtime.program import RankGroups
 from suika.runtime.snapshot import SnapshotError
 

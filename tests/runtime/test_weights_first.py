@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from suika.train.data import prepare
 
 from .conftest import USER, Watched, plan, spec
 from .test_moves import STAGES, assert_state_is_exact
-from .tiny_program import FAULT
+from .tiny_program import FAULT, lay_ready
 
 MODEL = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "kv_heads": 2, "vocab": 257}
 
@@ -38,7 +37,7 @@ def test_a_death_in_the_provisional_pass_leads_back_to_the_same_step(
     job = spec()
     job_run = run(job)
     job_run.start(plan("tp=2,pp=1,dp=2", "a0 a1 b0 b1", job), 1).result(60)
-    (tmp_path / FAULT).write_text(json.dumps({"at": ["begin", "b/2", 3], "do": "SIGKILL"}))
+    lay_ready(tmp_path, {"at": ["begin", "b/2", 3], "do": "SIGKILL"})
     record = job_run.redeploy(plan("tp=1,pp=3,dp=1", "a0 b0 b2", job), 2, USER, weights_first=True).result(60)
     assert record.phase == Phase.ABORTED
     assert record.cut_step is not None

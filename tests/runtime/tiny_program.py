@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,20 @@ from torch import Tensor
 from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.core.tensors import logical_tensors
+from suika.reshard import lean
 from suika.reshard.regions import Box
 from suika.reshard.state import StateKey, buffer_specs
 from suika.reshard.transports import memfd
-from suika.runtime.dcp_plan import Piece, pieces, plan_regions, region_view
+from suika.runtime.dcp_plan import piece_view, region_view
+from suika.runtime.pieces import Piece, pieces, plan_regions
 from suika.runtime.program import RankGroups, StepResult
 
 FAULT = "fault.json"
+_carry_whole = lean.LeanMove._carry_whole
 
 
 def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> TinyProgram:
+    lean.LeanMove._carry_whole = partialmethod(_carry_piece, folder=data_path)
     fail_at("build", plan, rank, data_path)
     if (scarce := Path(data_path) / "available").exists():
         available = int(scarce.read_text())
@@ -104,7 +108,7 @@ class TinyProgram:
         self.begin()
         self._begun = False
         self._fail_at("step")
-        loss = sum(float(piece.view(self._buffers).double().sum()) for piece in self._mine)
+        loss = sum(float(piece_view(piece, self._buffers).double().sum()) for piece in self._mine)
         totals = torch.tensor([loss, *votes], dtype=torch.float64)
         if self.world is not None:
             self.world.allreduce([totals]).wait()
@@ -114,16 +118,48 @@ class TinyProgram:
         return StepResult(self._step, float(totals[0]), 1.0, 0.1, 1, tuple(totals[1:].tolist()))
 
 
+def _carry_piece(self: lean.LeanMove, *arguments: Any, folder: str) -> None:
+    """One piece of a lean move, in which memory may be refused as any allocation can be."""
+    make, number = self._make, self._done
+    there = number < len(self._pieces) and arguments[0] is self._pieces[number].there
+    try:
+        fail_on(f"piece-{number}" if there else "piece-back", str(self._device), 0, folder)
+    except MemoryError as error:
+        refused = error
+
+        def refuse(*_: Any) -> Tensor:
+            raise refused
+
+        self._make = refuse
+    try:
+        _carry_whole(self, *arguments)
+    finally:
+        self._make = make
+
+
+def lay_ready(folder: Path, wanted: dict[str, Any]) -> None:
+    """Whole or not at all: ranks may look at any time."""
+    draft = folder / f"{FAULT}.tmp"
+    draft.write_text(json.dumps(wanted))
+    draft.rename(folder / FAULT)
+
+
 def fail_at(point: str, plan: Plan, rank: int, folder: str) -> None:
+    fail_on(point, str(plan.devices[rank]), plan.layout.num_ranks, folder)
+
+
+def fail_on(point: str, device: str, num_ranks: int, folder: str) -> None:
     """What the test has laid ready for this device at this point of a generation with so many ranks: a signal, memory
-    that is refused, or every network connection of this process cut."""
+    that is refused, an error that nobody expects, or every network connection of this process cut."""
     try:
         wanted = json.loads((Path(folder) / FAULT).read_text())
     except OSError:
         return
-    if wanted["at"] != [point, str(plan.devices[rank]), plan.layout.num_ranks]:
+    if wanted["at"] != [point, device, num_ranks]:
         return
     match wanted["do"]:
+        case "raise":
+            raise ZeroDivisionError("unexpected, as the test wanted")
         case "refuse":
             raise MemoryError("refused, as the test wanted")
         case "cut":

@@ -187,6 +187,11 @@ def test_a_job_file_says_what_is_trained() -> None:
         ({"lora": {"rank": 2, "wings": 1}}, r"model\.lora\.wings"),
         ({"lora": {"rank": 2, "targets": ["gate"]}, "family": "gpt"}, r"leaves nothing to train"),
         ({"lora": 3}, r"model\.lora"),
+        ({"lora": {"rank": 2, "targets": ["q", "gate"]}, "family": "gpt"}, r"model\.lora\.targets.*is in no layer"),
+        (
+            {"lora": {"rank": 2, "targets": ["q", "up"]}, "experts": 4, "experts_per_token": 2, "expert_ffn": 8},
+            r"model\.lora\.targets.*is in routed experts only",
+        ),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from suika.agent.link import Message
 from suika.core.errors import require
-from suika.runtime.gang import COMMAND_ENTRY, RANK_ENTRY, STORE_ENTRY
+from suika.runtime.gang import COMMAND_ENTRY, HOLDER_ENTRY, RANK_ENTRY, STORE_ENTRY
 from suika.runtime.logs import MAX_BYTES, MAX_FILES
 
 TRAINER = "suika.train.program:build"
@@ -56,7 +56,7 @@ class Rules:
         entry, program = order["entry"], order["launch"].get("program")
         if entry == COMMAND_ENTRY:
             return None if self.commands else "runs no commands (--no-commands)"
-        if entry not in (RANK_ENTRY, STORE_ENTRY):
+        if entry not in (RANK_ENTRY, STORE_ENTRY, HOLDER_ENTRY):
             return f"does not start {str(entry)[:80]}"
         if program is not None and program not in self.programs:
             return f"may not load {str(program)[:80]} (--program)"

@@ -36,6 +36,11 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
     "written": {"step": _WHOLE, "stall_s": _NUMBER},
     "unwritten": {"step": _WHOLE, "error": _TEXT},
     "published": {"step": _WHOLE, "path": _TEXT},
+    "holding": {"host": _TEXT, "port": _WHOLE, "line": _TEXT, "num_bytes": _WHOLE},
+    "held": {"step": _WHOLE, "rank": _WHOLE, "alone": _WHOLE, "num_bytes": _WHOLE, "stall_s": _NUMBER, "meta": (dict,)},
+    "unheld": {"error": _TEXT},
+    "filled": {},
+    "unfilled": {"error": _TEXT},
     "place": {"host": _TEXT, "port": _WHOLE},  # the rest: ranks of commands
     "set-up": {},
     "exited": {"code": _WHOLE},

@@ -228,8 +228,11 @@ def _show_preview(row: Mapping[str, Any]) -> None:
           f"{size(row['resident_bytes'])} stay where they are")  # fmt: skip
     pause, release = seconds(row["predicted_pause_s"]), seconds(row["predicted_release_s"])
     print(f"predicted: pause {pause}, devices free after {release}")
-    device, most = max(row["peak_bytes"].items(), key=lambda item: item[1])
-    print(f"peak memory of the state: {size(most)} on {device}")
+    for mode, memory in row["modes"].items():
+        device, most = max(memory["peak_bytes"].items(), key=lambda item: item[1])
+        node, needed = max(memory["needed_bytes"].items(), key=lambda item: item[1])
+        how = "side by side (keep)" if mode == "keep" else "else piece by piece (lean)"
+        print(f"{how}: at most {size(most)} of state, on {device}; needs {size(needed)} more on node {node}")
     if row["links"]:
         emit(row, row["links"], _LINK_COLUMNS, "table")
 

@@ -12,10 +12,15 @@ from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.core.snapshot import Option
 from suika.reshard.assignment import assign
+from suika.reshard.links import Links
 from suika.reshard.memory import peaks
+from suika.reshard.modes import keep_needs, lean_needs
 from suika.reshard.moveplan import MovePlan, plan_move
+from suika.reshard.pieces import lean_peaks, pieces_of
 from suika.reshard.predict import pace_of, predict_move
 from suika.reshard.state import JobShape
+
+HOST = "cpu"  # the device type whose state lies in host memory
 
 
 def preview_resize(
@@ -23,7 +28,13 @@ def preview_resize(
 ) -> dict[str, Any]:
     """The move of a job under `old` to the best of `options` that fits on its own devices and the `free` ones, placed
     for the least bytes. Bytes are exact and times predicted; the scheduler may decide on other devices, since it weighs
-    the other jobs too. Raises `SpecError` when nothing fits now."""
+    the other jobs too.
+
+    `modes`: memory with both states side by side (`keep`) and piece by piece (`lean`; of state in host memory only):
+    each device's peak, and what each node must give beyond what the job holds there now. The nodes decide when the
+    move is prepared: side by side where every one of them has that, else piece by piece, else not at all. Raises
+    `SpecError` when no option fits on the devices now.
+    """
     candidates = (*old.devices, *free)
     fitting = [option for option in options if option.num_devices <= len(candidates)]
     if not fitting:
@@ -44,8 +55,19 @@ def preview_resize(
         "predicted_pause_s": predicted.pause_s,
         "predicted_release_s": predicted.release_s,
         "links": _links(move),
-        "peak_bytes": {str(device): peak.keep for device, peak in zip(move.participants, peaks(move), strict=True)},
+        "modes": _modes(move, cluster),
     }
+
+
+def _modes(move: MovePlan, cluster: Cluster) -> dict[str, Any]:
+    """Peak and need of each mode that the move can take."""
+    names, links = [str(device) for device in move.participants], Links(cluster, move.participants)
+    keep = [peak.keep for peak in peaks(move)]
+    found = {"keep": {"peak_bytes": dict(zip(names, keep, strict=True)), "needed_bytes": keep_needs(move, links)}}
+    if all(cluster.node_of[device.node].device_type == HOST for device in move.participants):
+        lean = dict(zip(names, lean_peaks(pieces_of(move, links)), strict=True))
+        found["lean"] = {"peak_bytes": lean, "needed_bytes": lean_needs(move, links)}
+    return found
 
 
 def _links(move: MovePlan) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ Precision = Literal["fp32", "fp64", "bf16"]
 # What only a training job says, and what only a command says.
 TRAINING_FIELDS = (
     *("model", "data", "global_batch", "sequence_length", "steps", "optimizer", "seed", "precision", "layout"),
-    *("snapshot_every_steps", "final_checkpoint"),
+    *("snapshot_every_steps", "memory_copy_every_steps", "final_checkpoint"),
 )
 COMMAND_FIELDS = ("command", "expected_s", "max_restarts", "outage_s")
 _NEEDED_TO_TRAIN = TRAINING_FIELDS[:5]
@@ -99,6 +99,8 @@ class JobSpec(Strict):
     tenant: str = "default"
     layout: Layout | Literal["auto"] = "auto"
     snapshot_every_steps: Annotated[int, Field(ge=0)] = 20  # 0: only when asked for
+    # How often the state is also kept in the memory of the job's nodes, each part of it on two of them. 0: never.
+    memory_copy_every_steps: Annotated[int, Field(ge=0)] = 0
     final_checkpoint: str | None = None  # a folder that is made once all steps are done
     command: tuple[str, ...] = ()  # a rigid job: this, once per device, with the environment variables of torchrun
     expected_s: Annotated[float, Field(gt=0, le=1e9)] = 3600.0  # how long a command is expected to run

@@ -152,7 +152,8 @@ def _adapters(lora: Lora, matrix: LogicalTensor) -> Iterator[LogicalTensor]:
 
 
 def check_trained(model: ModelSpec) -> None:
-    """Raise `SpecError` unless each pattern of `model.frozen` freezes something, and something is left to train."""
+    """Raise `SpecError` unless each pattern of `model.frozen` freezes something, something is left to train, and each
+    target of `model.lora` gets adapters somewhere."""
     tensors = logical_tensors(model, 1)
     base = [t.name for t in tensors if not t.name.endswith((".lora_a", ".lora_b"))]
     for pattern in model.frozen:
@@ -160,6 +161,10 @@ def check_trained(model: ModelSpec) -> None:
         require(known, "model.frozen", pattern, "matches no tensor", "names are like layers.0.mlp.up.weight")
     trained = any(t.trained for t in tensors)
     require(trained, "model.frozen", list(model.frozen), "leaves nothing to train", "freeze less, or give lora")
+    for part in model.lora.targets if model.lora is not None else ():
+        adapted = any(t.name.endswith(f".{part}.lora_a") for t in tensors)
+        problem = "is in routed experts only, which take no adapters" if model.experts else "is in no layer"
+        require(adapted, "model.lora.targets", part, problem, "leave it out; q, k, v and o are in every layer")
 
 
 def on_stage(model: ModelSpec, tensor: LogicalTensor, first_layer: int, last_layer: int) -> bool:

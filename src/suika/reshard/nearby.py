@@ -7,7 +7,6 @@ copied. Owners leave their buffers alone until the move's verdict, which is ever
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,33 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from suika.reshard.buffers import Make, Part, Side, allocate, boxes, same_bits
-from suika.reshard.moveplan import MovePlan, contents_of
+from suika.reshard.modes import adoptions
+from suika.reshard.moveplan import MovePlan
 from suika.reshard.rounds import Stream
 from suika.reshard.transports.base import Lent, Transport
-
-
-def adoptions(plan: MovePlan, neighbours: Iterable[int]) -> dict[int, dict[str, tuple[int, str]]]:
-    """Participant -> new buffer -> (owner, its old buffer), among participants that share memory. A pure function.
-
-    A buffer goes over when shape and contents are the same and its owner does not keep it; each goes to one needer.
-    """
-    group = sorted(neighbours)
-    free: dict[object, deque[tuple[int, str]]] = defaultdict(deque)
-    for owner in group:
-        kept = set(plan.kept(owner).values())
-        contents = contents_of(plan.old, owner)
-        for name, spec in plan.old.specs(owner).items():
-            if name in contents and name not in kept:
-                free[spec, contents[name]].append((owner, name))
-    found: dict[int, dict[str, tuple[int, str]]] = {}
-    for needer in group:
-        kept, contents = set(plan.kept(needer)), contents_of(plan.new, needer)
-        found[needer] = {
-            name: free[spec, contents[name]].popleft()
-            for name, spec in plan.new.specs(needer).items()
-            if name in contents and name not in kept and free.get((spec, contents[name]))
-        }
-    return found
 
 
 @dataclass

@@ -26,14 +26,18 @@ Claim = Callable[[str, Callable[[Message], None]], None]
 
 
 class ProcessName(NamedTuple):
-    """`job.generation.node/index` of a rank (the generation in which it was forked), `job.store.hex` of a store."""
+    """`job.generation.node/index` of a rank (the generation in which it was forked), `job.store.hex` of a store,
+    `job.holder.node.hex` of a holder."""
 
     job_id: str
     device: Device | None
+    held_on: str | None = None  # a holder's node
 
     @staticmethod
     def parse(text: str) -> ProcessName:
         job_id, kind, rest = text.split(".", 2)
+        if kind == "holder":
+            return ProcessName(job_id, None, rest.rpartition(".")[0])
         return ProcessName(job_id, None if kind == "store" else Device.parse(rest))
 
 
@@ -72,6 +76,7 @@ def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: C
         run.keeper.newest = record.snapshot
     for process in found:
         claim(process, run.gang.post)
+    run.copies.welcome()
     if not record.started:
         raise DiedError(Member(run.job_id, None, 0.0), "was starting when its controller ended", 0.0)
     missing = [device for device in record.plan.devices if device not in members]
@@ -95,7 +100,10 @@ def _members(run: JobRun, found: Mapping[str, int]) -> dict[Device, Member]:
     """The ranks by device. Rendezvous stores are kept, since groups may need theirs, but no new rank joins one."""
     ranks: dict[Device, Member] = {}
     for process, pid in found.items():
-        device = ProcessName.parse(process).device
+        _, device, held_on = ProcessName.parse(process)
+        if held_on is not None:
+            run.copies.take_back(process, held_on)
+            continue
         member = run.gang.members[process] = Member(process, device, time.monotonic(), pid=pid)
         if device is not None:
             ranks[device] = member

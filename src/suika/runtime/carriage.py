@@ -16,10 +16,12 @@ import torch
 from suika.core.cluster import Device
 from suika.core.redeployment import Mode
 from suika.reshard.execute import REST, WEIGHTS, MoveError, Mover
-from suika.reshard.lean import LeanMove, fitting_mode, pieces_of
+from suika.reshard.lean import LeanMove
 from suika.reshard.links import Links
+from suika.reshard.modes import fitting_mode
 from suika.reshard.moveplan import MovePlan
 from suika.reshard.nearby import Nearby
+from suika.reshard.pieces import pieces_of
 from suika.reshard.report import MoveReport
 from suika.reshard.transports import memfd
 from suika.runtime.program import Program
@@ -52,6 +54,12 @@ class Carriage(Protocol):
         """Whether participants may hold parts of both states, with no common way back."""
         ...
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether others wait for what this participant, after an error of its own, will not bring, and have not
+        changed anything: their connections may be broken."""
+        ...
+
     def restore(self) -> None:
         """After an abort, with all participants alive: the old program has its state again."""
         ...
@@ -71,6 +79,7 @@ class Kept:
         self._streaming: threading.Thread | None = None  # brings masters and moments while the new program computes
 
     is_torn = False
+    is_alone = False  # it makes no difference: nobody is needed for the way back
 
     def agree(self, word: Any) -> list[Any]:
         return self._mover.agree(word)
@@ -126,6 +135,10 @@ class Lean:
     def is_torn(self) -> bool:
         return self._move is not None and self._move.is_torn
 
+    @property
+    def is_alone(self) -> bool:
+        return self._move is not None and self._move.is_alone
+
     def agree(self, word: Any) -> list[Any]:
         return [json.loads(said) for said in self._way.transport.all_gather(json.dumps(word).encode())]
 
@@ -133,9 +146,13 @@ class Lean:
         old = dict(self._live.buffers()) if self._live is not None else {}
         self._move = LeanMove(self._pieces, self._device, old, self._way.transport, self._way.make)
         del old
-        if self._live is not None:
-            _let_go(self._live)  # what goes wrong in it is restored, too
-        buffers = self._move.run()
+        problem = ""
+        try:
+            if self._live is not None:
+                _let_go(self._live)
+        except Exception as error:  # the others must hear of it where they wait for this one: in the first piece
+            problem = f"{type(error).__name__}: {error}"
+        buffers = self._move.run(problem)
         if ready is not None:
             ready(buffers)
         return MoveReport.total(self._move.reports)

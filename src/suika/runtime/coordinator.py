@@ -24,7 +24,7 @@ from suika.core.plan import Plan
 from suika.core.redeployment import Mode, Redeployment
 from suika.core.sample import StepSample
 from suika.reshard.predict import pace_of
-from suika.runtime import timing
+from suika.runtime import copies, timing
 from suika.runtime.events import (
     AllStepsDoneError,
     Ended,
@@ -92,6 +92,8 @@ class JobRun:
         }
         self.gang = Gang(job_id, processes, self._hear, self.limits)
         self.keeper = SnapshotKeeper(self.gang)
+        self.copies = copies.Copies(job_id, spec, processes, self.gang, on_event)
+        self.gang.hear_other = self.copies.hear
         self._store: Member | None = None
         self._token = secrets.token_hex(16)
         self._unmeasured: tuple[Redeployment, StepTimes] | None = None  # a move and its old generation's steps
@@ -105,7 +107,10 @@ class JobRun:
     # -- commands, from any thread ------------------------------------------------------------------------------------
 
     def start(self, plan: Plan, generation: int, snapshot: str | None = None) -> Future[int]:
-        """Fork the ranks of `plan`, fresh or from `snapshot`. Resolves with the steps done after the first step."""
+        """Fork the ranks of `plan`, fresh or from `snapshot`. Resolves with the steps done after the first step.
+
+        `snapshot`: as an event named it. If copies in memory are gone meanwhile, the newest one on disk is taken.
+        """
         return self.command(lambda: self._start(plan, generation, snapshot))
 
     def redeploy(
@@ -185,6 +190,7 @@ class JobRun:
                     future.set_exception(error)
         if self.gang.members:
             self._end_badly(KilledError("ended by its owner"))
+        self.copies.end()
         self.orders.cancel_all()
 
     def check(self) -> None:
@@ -211,6 +217,10 @@ class JobRun:
             fields = {name: message[name] for name in ("step", "loss", "grad_norm", "lr", "num_tokens", "at_s")}
             self.emit(StepDone(self.job_id, self.generation, **fields))
             self._measure(final=False)
+            assert self.plan is not None
+            self.copies.stepped(self.step, self.generation, self.plan, self.ranks)
+        elif message["say"] == "unheld":
+            self.copies.complain(message)
         elif message["say"] == "sample":
             self.emit(Sampled(self.job_id, self.generation, StepSample.from_dict(message["sample"])))
         elif message["say"] in ("written", "unwritten", "published"):
@@ -225,19 +235,43 @@ class JobRun:
             raise NotRunningError(f"job {self.job_id} runs already")
         began_s = time.monotonic()
         limits, self.generation, self.plan, self.times = self.limits, generation, plan, StepTimes()
+        recall, snapshot, fell_back = self._source(snapshot)
         store = self.store()
         self.ranks = {device: self.spawn(device, generation) for device in plan.devices}
         self.gang.gather("ready", 0, self.ranks.values(), limits.launch_s, self.check)
         order = {"generation": generation, "plan": plan.to_dict(), "store": store, "snapshot": snapshot}
-        self.gang.tell(self.ranks.values(), "start", **order)
+        self.gang.tell(self.ranks.values(), "start", recall=recall, **order)
+        if recall is not None:
+            fell_back = self._recall(generation, snapshot)
         running = self.gang.gather("running", generation, self.ranks.values(), limits.build_s, self.check)
         self.step = running[0]["step"]
-        if snapshot is not None:
+        if snapshot is not None and (recall is None or fell_back is not None):
             self.keeper.newest = (snapshot, self.step)
+        self.copies.begin(self.step)
         self._await_first_step()
         launch_s = time.monotonic() - began_s
-        self.emit(Started(self.job_id, generation, running[0]["step"], launch_s, plan.devices))
+        self.emit(Started(self.job_id, generation, running[0]["step"], launch_s, plan.devices, fell_back))
         return self.step
+
+    def _source(self, snapshot: str | None) -> tuple[dict[str, Any] | None, str | None, str | None]:
+        """Where the state comes from: copies in memory or None, the snapshot on disk (behind copies: to fall back on)
+        or None, and why copies that were named are not taken."""
+        if not copies.is_name(snapshot):
+            return None, snapshot, None
+        found, on_disk = self.copies.best(), self.keeper.newest[0]
+        if found is None:
+            return None, on_disk, f"{snapshot}: holders are gone, and parts of the state with them"
+        return self.copies.recall_order(found), on_disk, None
+
+    def _recall(self, generation: int, on_disk: str | None) -> str | None:
+        """All ranks have the state from memory, or all take it from disk; why, if so."""
+        ranks, fell_back = self.ranks.values(), None
+        try:
+            self.gang.gather("filled", generation, ranks, self.limits.build_s, self.check, complaint="unfilled")
+        except UnableError as error:
+            fell_back = str(error)
+        self.gang.tell(ranks, "go", recalled=fell_back is None, snapshot=on_disk)
+        return fell_back
 
     def _await_first_step(self) -> None:
         deadline = time.monotonic() + self.limits.first_step_s
@@ -374,6 +408,15 @@ class JobRun:
         self.gang.kill(self.gang.members.copy().values())
         return self.ended(outcome, str(error) or repr(error), dead, noticed_s)
 
+    def _to_go_on_from(self, outcome: Outcome) -> tuple[str | None, int]:
+        """The newest snapshot and its step: on disk, or after a loss the copies in memory, which are kept for it."""
+        path, step = self.keeper.newest
+        best = self.copies.best() if outcome is Outcome.LOST else None
+        if best is not None and best.step >= step:
+            return best.name, best.step
+        self.copies.end()
+        return path, step
+
     def ended(
         self, outcome: Outcome, error: str | None, dead: tuple[Device, ...] = (), noticed_s: float = 0.0
     ) -> Ended:
@@ -381,7 +424,7 @@ class JobRun:
         self._measure(final=True)
         devices, self.ranks, self._store = tuple(self.ranks), {}, None
         self.keeper.forget()
-        path, step = self.keeper.newest
+        path, step = self._to_go_on_from(outcome)
         ended = Ended(self.job_id, self.generation, outcome, self.step, path, step, error, dead, noticed_s)
         self._ended, self._stop_by_s = ended, None
         self.emit(Released(self.job_id, self.generation, devices))

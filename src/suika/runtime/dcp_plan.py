@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -34,65 +33,25 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from suika.core.plan import Plan
 from suika.core.tensors import logical_tensors
-from suika.reshard.regions import Box, refine
-from suika.reshard.state import JobShape, Region, StateKey, optimizer_kinds, rank_regions, weight_dtype
+from suika.reshard.regions import Box
+from suika.reshard.state import JobShape, Region
+from suika.runtime.pieces import Piece, chunk_name, dtypes, pieces
 
 
-class Piece(NamedTuple):
-    """A box that one rank writes, out of a region that it holds."""
-
-    box: Box
-    region: Region
-
-    @property
-    def name(self) -> str:
-        return chunk_name(self.region.key)
-
-    @property
-    def place(self) -> MetadataIndex:
-        """What DCP calls the chunk."""
-        return MetadataIndex(self.name, self.box.starts)
-
-    def view(self, buffers: Mapping[str, Tensor]) -> Tensor:
-        """The piece's elements in the live state, shaped as its box."""
-        return region_view(self.region, buffers)[self.box.shifted(self.region.box.starts).slices]
+def place_of(piece: Piece) -> MetadataIndex:
+    """What DCP calls the chunk."""
+    return MetadataIndex(*piece.place)
 
 
-def chunk_name(key: StateKey) -> str:
-    return f"{key.kind}/{key.tensor}"
+def piece_view(piece: Piece, buffers: Mapping[str, Tensor]) -> Tensor:
+    """The piece's elements in the live state, shaped as its box."""
+    return region_view(piece.region, buffers)[piece.box.shifted(piece.region.box.starts).slices]
 
 
 def region_view(region: Region, buffers: Mapping[str, Tensor]) -> Tensor:
     """The region's elements in its buffer, shaped as its box; no copy."""
     flat = buffers[region.buffer].view(-1)
     return flat[region.offset : region.offset + region.box.numel].view(region.box.shape)
-
-
-def plan_regions(shape: JobShape, plan: Plan, rank: int) -> tuple[Region, ...]:
-    return rank_regions(shape.model, plan.layout, shape.sequence_length, shape.precision, rank, plan.order)
-
-
-@lru_cache(maxsize=8)
-def pieces(shape: JobShape, plan: Plan) -> tuple[tuple[Piece, ...], ...]:
-    """What each rank writes: every element of the state exactly once, by the owner with the least to write so far."""
-    owners: dict[StateKey, dict[Box, list[tuple[int, Region]]]] = {}
-    for rank in range(plan.layout.num_ranks):
-        for region in plan_regions(shape, plan, rank):
-            owners.setdefault(region.key, {}).setdefault(region.box, []).append((rank, region))
-    numel = {tensor.name: tensor.numel for tensor in logical_tensors(shape.model, shape.sequence_length)}
-    found: list[list[Piece]] = [[] for _ in range(plan.layout.num_ranks)]
-    load = [0] * plan.layout.num_ranks
-    for key, boxes in owners.items():
-        whole = numel[key.tensor]
-        # Replicas cut differently (ZeRO slices of unequal shards) overlap in part: then cut along every edge.
-        parts = list(boxes) if sum(box.numel for box in boxes) == whole else refine(boxes)
-        assert sum(part.numel for part in parts) == whole, f"{key} is not covered by {plan.layout}"
-        for part in parts:
-            copies = [copy for box, holders in boxes.items() if box.contains(part) for copy in holders]
-            rank, region = min(copies, key=lambda copy: (load[copy[0]], copy[0]))
-            load[rank] += part.numel
-            found[rank].append(Piece(part, region))
-    return tuple(map(tuple, found))
 
 
 def save_plans(shape: JobShape, plan: Plan) -> list[SavePlan]:
@@ -111,13 +70,13 @@ def metadata(shape: JobShape, plan: Plan) -> Metadata:
 
 def _tables(shape: JobShape, plan: Plan) -> dict[str, TensorStorageMetadata]:
     sizes = {tensor.name: tensor.shape for tensor in logical_tensors(shape.model, shape.sequence_length)}
-    dtypes = {"weight": weight_dtype(shape.precision), **optimizer_kinds(shape.precision)}
+    kinds = dtypes(shape)
     tables: dict[str, TensorStorageMetadata] = {}
     for mine in pieces(shape, plan):
         for piece in mine:
             key = piece.region.key
             if piece.name not in tables:
-                properties = TensorProperties(dtype=getattr(torch, dtypes[key.kind]))
+                properties = TensorProperties(dtype=getattr(torch, kinds[key.kind]))
                 tables[piece.name] = TensorStorageMetadata(properties, Size(sizes[key.tensor]), [])
             tables[piece.name].chunks.append(_chunk(piece.box))
     return tables
@@ -129,7 +88,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 def _write_item(piece: Piece, table: TensorStorageMetadata) -> WriteItem:
     data = TensorWriteData(_chunk(piece.box), table.properties, table.size)
-    return WriteItem(piece.place, WriteItemType.SHARD, tensor_data=data)
+    return WriteItem(place_of(piece), WriteItemType.SHARD, tensor_data=data)
 
 
 class PiecePlanner(SavePlanner):

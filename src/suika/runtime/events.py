@@ -31,6 +31,7 @@ class Started(JobEvent):
     resumed_step: int
     launch_s: float  # from `start` to the end of the first step
     devices: tuple[Device, ...]
+    fell_back: str | None = None  # why it could not start from copies in memory, as was asked, but from disk
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,22 @@ class Snapshotted(JobEvent):
 
 
 @dataclass(frozen=True)
+class Copied(JobEvent):
+    """A copy of the state is complete in memory, each part of it on two of the job's nodes if it has several."""
+
+    step: int
+    num_bytes: int  # on all nodes together
+    stall_s: float
+
+
+@dataclass(frozen=True)
 class Ended(JobEvent):
-    """No process of the job is left. `dead`: devices whose process died or stopped answering (LOST)."""
+    """No process of the job is left, but (LOST) the holders of copies in memory that `snapshot` names. `dead`: devices
+    whose process died or stopped answering (LOST)."""
 
     outcome: Outcome
     step: int  # steps done when it ended
-    snapshot: str | None  # the newest complete snapshot
+    snapshot: str | None  # the newest complete snapshot, or newer copies in memory: what to start from
     snapshot_step: int
     error: str | None = None
     dead: tuple[Device, ...] = ()

@@ -13,6 +13,7 @@ from suika.runtime.messages import Message, Processes
 
 RANK_ENTRY = "suika.runtime.worker:main"
 STORE_ENTRY = "suika.runtime.store:serve"
+HOLDER_ENTRY = "suika.runtime.holder:main"
 COMMAND_ENTRY = "suika.runtime.command:main"
 NOT_STARTED = 126  # exit code of what could not be started, as shells have it
 _TICK_S = 0.25
@@ -44,11 +45,11 @@ class DiedError(RuntimeError):
 
 class UnableError(RuntimeError):
     """A process says that it cannot do what it was asked. `link`: because it cannot reach another, or state is in two
-    halves: a loss, not a failure of the program."""
+    halves: a loss, not a failure of the program. `alone`: others wait for it, who have changed nothing."""
 
-    def __init__(self, member: Member, error: str, link: bool) -> None:
+    def __init__(self, member: Member, error: str, link: bool, alone: bool = False) -> None:
         super().__init__(f"{member.process}: {error}")
-        self.member, self.link = member, link
+        self.member, self.link, self.alone = member, link, alone
 
 
 class KilledError(RuntimeError):
@@ -85,6 +86,7 @@ class Gang:
         self.job_id = job_id
         self.members: dict[str, Member] = {}
         self.limits = limits
+        self.hear_other: Callable[[Message], None] = lambda event: None  # events of processes that are no members
         self._processes = processes
         self._hear = hear
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -113,6 +115,7 @@ class Gang:
             return
         member = self.members.get(event.get("process", ""))
         if member is None:
+            self.hear_other(event)
             return
         now = time.monotonic()
         silent_s, member.heard_s, member.asked_s = now - member.heard_s, now, None
@@ -172,7 +175,7 @@ class Gang:
             self.pump()
         said = [(m.said[complaint, generation], m) for m in members if (complaint, generation) in m.said]
         first, member = min(said, key=lambda pair: pair[0]["at_s"])
-        raise UnableError(member, first["error"], first.get("link", False))
+        raise UnableError(member, first["error"], first.get("link", False), first.get("alone", False))
 
     def _ask_the_silent(self) -> None:
         """Ping who has been silent for long; who leaves a ping unanswered for too long is stopped, hence dead."""

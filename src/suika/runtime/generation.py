@@ -75,16 +75,19 @@ class Generation:
         return Generation(number, plan, rank, groups, program)
 
     def fill(self, job: RankJob, folder: str | None) -> None:
-        """Give the program its first state: a fresh one, or that of a snapshot of any layout. It lies in memory that a
-        move can show to other processes of this host."""
-        buffers = self.program.initialise()
-        for name, buffer in buffers.items():  # one by one: no second copy of the state
-            buffers[name] = memfd.placed(buffer)
-        self.program.bind(buffers)
+        """Give the program its first state: a fresh one, or that of a snapshot of any layout."""
+        self.furnish()
         if folder is not None:
             self.program.load_records(
                 snapshot.load(Path(folder), job.shape, self.plan, self.rank, self.program.buffers())
             )
+
+    def furnish(self) -> None:
+        """A fresh state. It lies in memory that a move can show to other processes of this host."""
+        buffers = self.program.initialise()
+        for name, buffer in buffers.items():  # one by one: no second copy of the state
+            buffers[name] = memfd.placed(buffer)
+        self.program.bind(buffers)
 
     def destroy(self) -> None:
         process_groups.destroy(self.groups)

@@ -144,8 +144,10 @@ class Handover:
             report = self._move(step)
         except Exception as error:
             said = f"move: {type(error).__name__}: {error}"
-            lost = is_broken_link(error) or (self._carriage is not None and self._carriage.is_torn)
-            self._say("unable", generation=self.number, error=said, link=lost)
+            carriage = self._carriage
+            lost = is_broken_link(error) or (carriage is not None and carriage.is_torn)
+            alone = carriage is not None and carriage.is_alone
+            self._say("unable", generation=self.number, error=said, link=lost, alone=alone)
         else:
             verify_s = report.phase_s["verify"]  # most hashes were taken while the wire worked
             self._say("verified", generation=self.number, received_bytes=report.received_bytes, verify_s=verify_s)

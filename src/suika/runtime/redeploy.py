@@ -158,8 +158,9 @@ class Move:
             raise error
         if under_way and (isinstance(error, TimeoutError) or (isinstance(error, UnableError) and error.link)):
             raise error
-        self._tell("abort", restore=under_way)
-        if under_way:
+        back = under_way and not (isinstance(error, UnableError) and error.alone)
+        self._tell("abort", restore=back)
+        if back:
             self._await_the_way_back(error)
         self._gang.kill(self._joiners.values())
         if self._joiners:

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from suika.core.plan import Plan
 from suika.reshard.state import JobShape
 from suika.runtime import dcp_plan
+from suika.runtime.pieces import pieces, plan_regions
 
 MANIFEST = "manifest.json"
 RETENTION = 2
@@ -53,7 +54,8 @@ def capture(
 ) -> Captured:
     """Copy this rank's share of the state."""
     with torch.no_grad():
-        tensors = {piece.place: piece.view(buffers).clone() for piece in dcp_plan.pieces(shape, plan)[rank]}
+        mine = pieces(shape, plan)[rank]
+        tensors = {dcp_plan.place_of(piece): dcp_plan.piece_view(piece, buffers).clone() for piece in mine}
     return Captured(shape, plan, rank, step, dict(records), tensors)
 
 
@@ -111,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def load(folder: Path, shape: JobShape, plan: Plan, rank: int, buffers: Mapping[str, Tensor]) -> dict[str, Any]:
     """Fill every region of `buffers` for `rank` of `plan`, whatever layout wrote the snapshot; returns the records."""
     manifest = read_manifest(folder)
-    planner = dcp_plan.RegionLoadPlanner(dcp_plan.plan_regions(shape, plan, rank), buffers)
+    planner = dcp_plan.RegionLoadPlanner(plan_regions(shape, plan, rank), buffers)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "assuming a single process": each rank reads for itself
         dcp.load({}, storage_reader=dcp.FileSystemReader(folder), planner=planner, no_dist=True)

@@ -25,7 +25,9 @@ import torch
 
 from suika.core.plan import Plan
 from suika.runtime import groups as process_groups
+from suika.runtime import recall
 from suika.runtime import store as rendezvous
+from suika.runtime.copier import Copier
 from suika.runtime.events import Outcome
 from suika.runtime.generation import Generation, RankJob
 from suika.runtime.handover import AbortedError, Handover
@@ -38,7 +40,7 @@ from suika.runtime.sockets import is_broken_link
 _STORE_TIMEOUT_S = 60.0
 _SWITCH_WAIT_S = 60.0
 _libc = ctypes.CDLL(None)
-CUT, STOP, SAVE = 0, 1, 2  # places of the votes in `Program.step`
+CUT, STOP, SAVE, COPY = 0, 1, 2, 3  # places of the votes in `Program.step`
 
 
 def main(channel: Channel, launch: Mapping[str, Any]) -> None:
@@ -72,6 +74,7 @@ class Rank:
         self._handover: Handover | None = None
         self._profiler: Profiler | None = None
         self._saver = Saver(job, self._say)
+        self._copier = Copier(job, self._say)
         self._retired: list[Callable[[], None]] = []
         self._kept_to_the_end: Any = None
         self._switched = threading.Event()  # the main thread has gone over to a committed generation
@@ -113,7 +116,7 @@ class Rank:
         match message["do"]:
             case "ping":
                 self._say("pong", generation=0)
-            case "start" | "exit":
+            case "start" | "go" | "exit":
                 self._orders.put(message)
             case "prepare":
                 self._handover = Handover(self._job, message, self._live, self._say)
@@ -134,6 +137,8 @@ class Rank:
                 self._wants_stop = True
             case "snapshot":
                 self._wants_save = True
+            case "copy":
+                self._copier.prepare(message, self._live)
             case "publish":
                 self._saver.publish(message["generation"], message["step"])
 
@@ -152,9 +157,24 @@ class Rank:
     def _start(self, order: Message) -> None:
         store = rendezvous.join(**order["store"], timeout_s=_STORE_TIMEOUT_S)
         live = Generation.build(self._job, order["generation"], Plan.from_dict(order["plan"]), store)
-        live.fill(self._job, order["snapshot"])
+        if order.get("recall") is None or not self._recall(live, order):
+            live.fill(self._job, order["snapshot"])
         self._live = live
         self._say("running", generation=live.number, step=live.program.records()["steps_done"])
+
+    def _recall(self, live: Generation, order: Message) -> bool:
+        """Take the state from holders' memory. False: not all ranks could, so that none does."""
+        try:
+            live.furnish()
+            recall.recall(order["recall"], self._job.shape, live.plan, live.rank, live.program.buffers())
+        except Exception as error:
+            self._say("unfilled", generation=live.number, error=f"{type(error).__name__}: {error}")
+        else:
+            self._say("filled", generation=live.number)
+        if not self._orders.get()["recalled"]:
+            return False
+        live.program.load_records(order["recall"]["records"])
+        return True
 
     def _join(self) -> None:
         """Take part in a move as a joiner, and train in the generation that it leads to."""
@@ -169,22 +189,25 @@ class Rank:
             if live.program.records()["steps_done"] >= steps:
                 self._end(live, Outcome.FINISHED)
                 continue
-            step = partial(live.program.step, self._votes())
+            step = partial(live.program.step, self._votes(live))
             result, sample = self._profiler_of(live).step(step, self._beside)
             self._report(live, result)
             if sample is not None:
                 self._say("sample", generation=live.number, sample=sample.to_dict())
             self._retire()
-            cut, stop, save = result.votes
+            cut, stop, save, copy = result.votes
             if result.step >= steps:
                 continue
             if stop:
                 self._end(live, Outcome.PREEMPTED)
             elif cut == live.plan.layout.num_ranks:
                 self._cut(result.step)
-            elif save or (every and result.step % every == 0):
-                self._wants_save = False
-                self._saver.save(live, result.step)
+            else:
+                if copy == live.plan.layout.num_ranks:
+                    self._copier.copy(live, result.step)
+                if save or (every and result.step % every == 0):
+                    self._wants_save = False
+                    self._saver.save(live, result.step)
 
     def _profiler_of(self, live: Generation) -> Profiler:
         if self._profiler is None or self._profiler.generation != live.number:
@@ -193,11 +216,14 @@ class Rank:
 
     def _beside(self) -> str:
         """What takes processor time beside training."""
-        return "move" if self._handover is not None else "snapshot" if self._saver.is_writing else STEADY
+        if self._handover is not None:
+            return "move"
+        return "snapshot" if self._saver.is_writing or self._copier.is_busy else STEADY
 
-    def _votes(self) -> tuple[float, float, float]:
+    def _votes(self, live: Generation) -> tuple[float, float, float, float]:
         handover = self._handover
-        return (float(handover is not None and handover.wants_cut), float(self._wants_stop), float(self._wants_save))
+        cut = handover is not None and handover.wants_cut
+        return float(cut), float(self._wants_stop), float(self._wants_save), float(self._copier.wants(live))
 
     def _report(self, live: Generation, result: StepResult) -> None:
         if live.rank == 0:
