@@ -239,7 +239,7 @@ class World:
         return Decision(job.id, action, reason, layout or Layout(dp=len(named)), named)
 
     def preempt(self, name: str) -> Decision:
-        return Decision(self.job(name).id, Action.PREEMPT, Reason(ReasonCode.PREEMPT, "the test wants it"))
+        return Decision(self.job(name).id, Action.PREEMPT, Reason(ReasonCode.USER, "the test wants it"))
 
     def kinds(self, name: str | None = None) -> list[str]:
         job_id = self.job(name).id if name else None

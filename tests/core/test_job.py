@@ -29,6 +29,8 @@ def test_a_good_file() -> None:
     assert spec.model.kv_heads == 2
     assert JobSpec.model_validate(spec.model_dump()) == spec
     assert JobSpec.model_json_schema()["properties"]["global_batch"]["minimum"] == 1
+    assert spec.devices.requested is None
+    assert parse_job({**GOOD, "devices": {"min": 1, "max": 8, "requested": 4}}).devices.requested == 4
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,8 @@ def test_a_good_file() -> None:
         ({"steps": 1.5}, "job.steps"),
         ({"global_batch": None}, "job.global_batch"),
         ({"devices": {"min": 4, "max": 2}}, r"min\(4\) > max\(2\)"),
+        ({"devices": {"min": 2, "max": 8, "requested": 1}}, r"requested\(1\) is outside min\(2\)..max\(8\)"),
+        ({"devices": {"max": 8, "requested": 9}}, "requested"),
         ({"model": {**MODEL, "heads": 7}}, r"hidden\(64\) % heads\(7\)"),
         ({"model": {**MODEL, "wings": 2}}, "wings"),
         ({"model": {"family": "llama"}}, "missing keys"),

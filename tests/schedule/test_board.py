@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_cases import Flat, job, on, random_snapshot, snapshot
 
 from suika.core.cluster import Device
 from suika.core.snapshot import Snapshot
+from suika.schedule import books
 from suika.schedule.board import Board, board_of
 from suika.schedule.books import Books
 from suika.schedule.cycle import run_cycle
@@ -96,3 +98,17 @@ def test_other_move_costs_are_not_mixed_up():
     assert Books(board_of(one)).pause_s.tolist() == [10.0]
     two = replace(one, move_cost=Flat(99.0))
     assert Books(board_of(two)).pause_s.tolist() == [99.0]
+
+
+def test_a_full_table_of_hulls_gives_way_to_another(monkeypatch: pytest.MonkeyPatch):
+    """Curves that are learned anew all the time do not fill the memory; decisions stay the same, old boards good."""
+    state = random_snapshot(5)
+    old = board_of(state)
+    before, expected = Books(old), run_cycle(state, load("suika")).steps
+    monkeypatch.setattr(books, "MOST_ROWS", 1)
+    fresh = replace(state, jobs=tuple(replace(view) for view in state.jobs))
+    assert run_cycle(fresh, load("suika")).steps == expected
+    assert board_of(fresh).book_rows[0] is not old.book_rows[0]
+    mixed = replace(fresh, jobs=(*fresh.jobs[:3], *(replace(view) for view in fresh.jobs[3:])))
+    assert run_cycle(mixed, load("suika")).steps == expected
+    assert np.array_equal(Books(old).hull_step_s, before.hull_step_s)

@@ -108,6 +108,15 @@ def test_a_drained_node_is_emptied_by_moves_not_stops():
     assert {device.node for device in step.decision.devices} == {"n1"}
 
 
+def test_of_two_alike_the_heavier_goes_first():
+    alike = [
+        job(name, 1e4, curve((8,)), min_devices=8, max_devices=8, submitted_s=at) for name, at in (("a", 0), ("b", 1))
+    ]
+    assert devices_after(snapshot("1x8:cpu", *alike)) == {"a": 8, "b": 0}
+    heavy = replace(alike[1], weight=2.0)
+    assert devices_after(snapshot("1x8:cpu", alike[0], heavy)) == {"a": 0, "b": 8}
+
+
 # -- scenarios ------------------------------------------------------------------------------------------------------
 
 
@@ -119,6 +128,33 @@ def test_b44_a_shrink_wakes_the_waiter_in_the_same_round():
     result = run_cycle(state, load("suika"))
     assert [(s.decision.job_id, s.after) for s in result.steps] == [("long", ()), ("short", ("long",))]
     assert {view.id: len(view.devices) for view in after(result).jobs} == {"long": 4, "short": 4}
+
+
+def test_b44_what_a_shrink_gives_up_goes_to_the_waiter_when_it_is_released():
+    """Releases take 30 s here: the waiter starts after them, in the same round; nobody else is promised the devices."""
+    long = on(job("long", 1e6, curve((4, 8)), min_devices=4, max_devices=8), *(f"n0/{i}" for i in range(8)))
+    short = job("short", 10.0, curve((4,)), min_devices=4, max_devices=4, submitted_s=1.0)
+    state = snapshot("1x8:cpu", long, short, move_cost=Flat(1.0, release_s=30.0))
+    steps = run_cycle(state, load("suika")).steps
+    assert [(step.decision.job_id, step.after) for step in steps] == [("long", ()), ("short", ("long",))]
+    # While the shrink is in flight its devices are promised, and another that comes does not get what is the waiter's.
+    shrunk, started = (step.decision for step in steps)
+    moving = replace(long, devices=shrunk.devices, layout=shrunk.layout, moving_until_s=130.0)
+    waiter = replace(short, devices=started.devices, layout=started.layout, moving_until_s=131.0)
+    promised = dict.fromkeys(started.devices, 130.0)
+    third = job("third", 5.0, curve((4,)), min_devices=4, max_devices=4, submitted_s=2.0)
+    then = snapshot("1x8:cpu", moving, waiter, third, now_s=110.0, promised=promised)
+    assert not run_cycle(then, load("suika")).steps
+
+
+def test_b44_a_job_in_a_shrink_that_must_go_holds_nothing_afterwards():
+    """It is shrinking when a job of a higher tier needs all devices: it is left alone until that ends, then stopped."""
+    low = on(job("low", 1e6, curve((4, 8)), min_devices=4, max_devices=8), *(f"n0/{i}" for i in range(4)))
+    high = job("high", 1e3, curve((8,)), min_devices=8, max_devices=8, priority=1, submitted_s=1.0)
+    during = snapshot("1x8:cpu", replace(low, moving_until_s=130.0), high, now_s=110.0)
+    assert not run_cycle(during, load("suika")).steps
+    done = after(run_cycle(snapshot("1x8:cpu", low, high, now_s=131.0), load("suika")))
+    assert {view.id: len(view.devices) for view in done.jobs} == {"low": 0, "high": 8}
 
 
 def test_b65_noise_moves_at_most_once_and_no_move_costs_more_than_it_gains():

@@ -125,6 +125,16 @@ def test_elastic_jobs_of_an_owner_grow_to_what_was_asked_for():
     assert held(after(result)) == {"red": 2, "blue": 6}
 
 
+def test_who_does_not_say_what_it_asks_for_asks_for_all_that_it_can_use():
+    """Blue's job may run on 1 to 5 devices and its tenant is sure of 6: it gets 5, as if it had asked for them."""
+    red = [on(gang(f"r{i}", 2, "red", steps=1e3), *span(0, 2 + 2 * i, 4 + 2 * i)) for i in range(3)]
+    quotas = {"red": Quota(guarantee=2), "blue": Quota(guarantee=6)}
+    for asked in (0, 5):
+        blue = job("b", 1e6, ONE_TO_8, tenant="blue", max_devices=5, requested_devices=asked)
+        state = snapshot("1x8:cpu", on(blue, *span(0, 0, 2)), *red, quotas=quotas)
+        assert held(after(decide(state, "fifo")))["blue"] == 5
+
+
 def test_growth_that_does_not_repay_its_pause_is_not_owed():
     blue = on(job("b", 3.0, ONE_TO_8, tenant="blue", max_devices=8, requested_devices=6), *span(0, 0, 2))
     red = [on(gang(f"r{i}", 2, "red"), *span(0, 2 + 2 * i, 4 + 2 * i)) for i in range(3)]

@@ -20,7 +20,7 @@ from suika.core.snapshot import JobView, Move, Option, ScalingCurve, Snapshot
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import NAMES, load
 from suika.simulate.charge import decision_s
-from suika.simulate.engine import Engine, Failure, Slowdown
+from suika.simulate.engine import Engine, Failure, Slowdown, World
 from suika.simulate.metrics import lower_bound_avg_jct_s, numbers
 from suika.simulate.predictor import Lengths, Predictor
 
@@ -317,6 +317,69 @@ def test_a_priority_is_never_worse_off():
     for index in (4, 9, 13):
         raised = [replace(job, priority=5) if i == index else job for i, job in enumerate(jobs)]
         assert simulate(world(*raised)).records[index].end_s <= base.records[index].end_s + 1.0
+
+
+def test_a_weight_is_never_worse_off():
+    """A job that counts a hundred times as much does not end later, by more than a pause."""
+    jobs = [replace(job, priority=0) for job in random_jobs(11, num=16, load=2.0)]
+    base = simulate(world(*jobs))
+    sooner = 0
+    for index in (4, 9, 13):
+        raised = [replace(job, weight=100.0) if i == index else job for i, job in enumerate(jobs)]
+        end_s = simulate(world(*raised)).records[index].end_s
+        assert end_s <= base.records[index].end_s + 10.0
+        sooner += end_s < base.records[index].end_s - 1.0
+    assert sooner
+
+
+def stream(stoppable: bool) -> World:
+    """A gang of 12 of 16 devices that would run for 200 s, and small jobs for two hours, more than there is room."""
+    rng = np.random.default_rng(3)
+    small = []
+    for i in range(450):
+        num = int(rng.choice([1, 2, 4]))
+        name, known = f"s{i:03}", curve(1.0, float(num), sizes=(num,))
+        steps = float(rng.uniform(30.0, 150.0))
+        sizes = {"min_devices": num, "max_devices": num, "requested_devices": num}
+        small.append(sim_job(name, 16.0 * i, steps, known, stoppable=stoppable, **sizes))
+    gang = sim_job("gang", 50.0, 200.0, ScalingCurve((Option((8, 4), Layout(dp=12), 1.0, ""),)),
+                   min_devices=12, max_devices=12, requested_devices=12)  # fmt: skip
+    return world(gang, *small)
+
+
+@pytest.mark.parametrize("stoppable", [True, False])
+def test_a_big_gang_starts_within_a_bounded_time_under_a_stream_of_small_jobs(stoppable: bool):
+    """Without a reservation it waits for the end of the stream. With one it starts when it has waited eight times its
+    time alone, at most; or, where nobody may be stopped, once those have ended that run then. Devices are kept free for
+    it no longer than the longest small job takes, and the price is small."""
+    where = stream(stoppable)
+    kept_s: list[float] = []
+
+    def watch(result: CycleResult) -> None:
+        if any(reason.code is ReasonCode.RESERVED for reason in result.waits.values()):
+            kept_s.append(result.snapshot.now_s)
+
+    without = simulate(where, reserve=1e9)
+    late = next(r for r in without.records if r.job.id == "gang")
+    outcome = Engine(where, load("suika"), on_cycle=watch).run()
+    gang = next(r for r in outcome.records if r.job.id == "gang")
+    waited_s = gang.first_start_s - gang.job.submit_s
+    assert waited_s <= 8 * (200.0 + 10.0) + (20.0 if stoppable else 170.0)
+    assert late.first_start_s - late.job.submit_s > 2 * waited_s
+    assert gang.num_moves == 0, "once in, it is left alone"
+    assert kept_s
+    assert gang.first_start_s - min(kept_s) < 170.0
+    assert mean_jct_s(outcome) < 1.5 * mean_jct_s(without)
+
+
+def test_two_big_gangs_take_turns_once():
+    """Both are late all the time: the second waits for the first's end, neither puts the other out."""
+    gangs = [
+        sim_job(f"g{i}", 0.0, 400.0, curve(1.0, 16.0, sizes=(16,)), min_devices=16, max_devices=16) for i in range(3)
+    ]
+    outcome = simulate(world(*gangs), reserve=0.01)
+    assert all(record.num_moves == 0 for record in outcome.records)
+    assert max(record.end_s for record in outcome.records) == pytest.approx(3 * 410.0, abs=1.0)
 
 
 def test_flat_cost_zero_equals_the_lower_bound_for_one_job():

@@ -115,7 +115,9 @@ def resized(spec: JobSpec, devices: str | None, layout: str | None, cluster: Clu
         if match is None:
             raise SpecError("resize.devices", devices, "is not N or MIN:MAX", "write e.g. 4 or 2:8")
         low, high = int(match[1]), int(match[2] or match[1])
-        wish["devices"] = {"min": low, "max": high, "type": spec.devices.type}
+        asked = spec.devices.requested
+        asked = asked if asked is not None and low <= asked <= high else None
+        wish["devices"] = {"min": low, "max": high, "requested": asked, "type": spec.devices.type}
     changed = parse_job(spec.model_dump(mode="python") | {"model": spec.model} | wish)
     check_offered(changed)
     check_devices(changed, cluster)
@@ -124,4 +126,5 @@ def resized(spec: JobSpec, devices: str | None, layout: str | None, cluster: Clu
 
 def _covering(devices: DeviceRange, num_ranks: int) -> DeviceRange:
     """The smallest range that holds `devices` and `num_ranks`: a fixed layout is its user's word."""
-    return DeviceRange(min=min(devices.min, num_ranks), max=max(devices.max, num_ranks), type=devices.type)
+    low, high = min(devices.min, num_ranks), max(devices.max, num_ranks)
+    return devices.model_copy(update={"min": low, "max": high})

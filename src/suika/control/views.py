@@ -110,6 +110,7 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
         curve=pricing.curve(spec, state.learned.of(job.id)),
         min_devices=spec.devices.min,
         max_devices=spec.devices.max,
+        requested_devices=spec.devices.requested or spec.devices.max,
         tenant=spec.tenant,
         priority=spec.priority,
         weight=spec.weight,

@@ -56,16 +56,24 @@ class OptimizerSpec(Strict):
 
 
 class DeviceRange(Strict):
-    """How many devices the job can use; `type` pins a device type."""
+    """How many devices the job can use; `type` pins a device type.
+
+    `requested`: how many its user would ask for if the number could not change. A tenant's guarantee covers a job up to
+    that, and policies that resize nobody give just that. None: `max`, since devices that are guaranteed to a tenant are
+    its own as long as its jobs can use them; who wants them for more jobs at once says less.
+    """
 
     min: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     max: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    requested: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     type: str | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> DeviceRange:
         if self.min > self.max:
             raise ValueError(f"min({self.min}) > max({self.max}); raise max or lower min")
+        if self.requested is not None and not self.min <= self.requested <= self.max:
+            raise ValueError(f"requested({self.requested}) is outside min({self.min})..max({self.max})")
         return self
 
 

@@ -12,11 +12,17 @@ Everything follows from the snapshot, nothing is remembered. J jobs, K hull poin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
 
+from suika.plan.mapping import choose_nodes
+from suika.schedule.board import OUT
 from suika.schedule.books import Books
+from suika.schedule.menu import menu_of
+
+NO_MORE = 2**30  # devices: nothing could be granted
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def _late(books: Books, after: float) -> np.ndarray:
 
 
 def _when(books: Books, gang: int, due: bool, due_s: float, kept: np.ndarray) -> tuple[float, int] | None:
-    """In how many seconds the gang can have its devices, and how many it leaves over then."""
+    """In how many seconds the gang can have its devices where it needs them, and how many it leaves over then."""
     runs = np.flatnonzero(books.held)
     held = books.held[runs]
     firm = (kept | books.locked | ~books.stoppable | (books.tier < books.tier[gang]))[runs]
@@ -65,16 +71,36 @@ def _when(books: Books, gang: int, due: bool, due_s: float, kept: np.ndarray) ->
     if due:
         ends_s = np.where(firm, ends_s, 0.0)
     order = ends_s.argsort(kind="stable")
-    pool, need = books.board.num_usable, int(books.smallest[gang])
-    free = np.concatenate([[0], held[order].cumsum()]) + max(pool - int(held.sum()), 0)
-    enough = int((free < need).sum())
-    if enough == len(free):
+    enough = _fewest_ends(books, gang, runs[order])
+    if enough is None:
         return None
     at_s = float(ends_s[order[enough - 1]]) if enough else 0.0
+    left = books.board.num_usable - int(books.smallest[gang])
     if not due and due_s < at_s:  # who then still runs makes room
         at_s = max(due_s, 0.0)
-        return at_s, pool - need - int(held[firm & (ends_s > at_s)].sum())
-    return at_s, pool - need - int(held[ends_s > at_s].sum())
+        return at_s, left - int(held[firm & (ends_s > at_s)].sum())
+    return at_s, left - int(held[ends_s > at_s].sum())
+
+
+def _fewest_ends(books: Books, gang: int, ending: np.ndarray) -> int | None:
+    """How many of the jobs `ending` must have ended until the smallest gang fits on the nodes; None: more than all."""
+    board = books.board
+    menu = menu_of(board.fabric, board.jobs[books.number[gang]])
+    shapes = [option.shape for option in menu.near_best[menu.nums[0]]]
+    node_of, num_nodes = board.fabric.node_of, board.fabric.num_nodes
+    usable = ~(board.must_leave | board.slow)
+    nobodys = (board.holder < 0) & (board.holder != OUT)  # promised devices come free soon
+    free = np.bincount(node_of[nobodys], minlength=num_nodes).astype(np.int64)
+    taken = np.zeros_like(free)
+
+    def fits(num: int) -> bool:
+        ended = [board.positions[number] for number in books.number[ending[:num]].tolist()]
+        come = np.concatenate([np.zeros(0, dtype=np.int32), *ended])
+        room = free + np.bincount(node_of[come[usable[come]]], minlength=num_nodes)
+        return any(choose_nodes(shape, room, taken) is not None for shape in shapes)
+
+    found = bisect_left(range(len(ending) + 1), True, key=fits)
+    return found if found <= len(ending) else None
 
 
 def _barred(books: Books, gang: int, at_s: float, spare: int) -> np.ndarray:
@@ -92,10 +118,8 @@ def _barred(books: Books, gang: int, at_s: float, spare: int) -> np.ndarray:
     for j in np.lexsort((key, books.held > 0)).tolist():  # who waits first
         if spare <= 0:
             break
-        if others[j] and more[j] <= spare and not in_time[:, j].all():
+        # Who may not be stopped could stand where the gang needs whole nodes, for longer than it can wait.
+        if others[j] and books.stoppable[j] and more[j] <= spare and not in_time[:, j].all():
             granted[j], spare = more[j], spare - int(more[j])
     barred: np.ndarray = others & ~in_time & (books.hull_devices > books.held + granted)
     return barred
-
-
-NO_MORE = 2**30

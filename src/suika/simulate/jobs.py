@@ -31,6 +31,7 @@ class SimJob:
     weight: float = 1.0
     deadline_s: float | None = None
     fixed_layout: Layout | None = None
+    stoppable: bool = True
 
     def first_view(self, curve: ScalingCurve) -> JobView:
         """The job as policies see it when it arrives, with the curve that they are told."""
@@ -49,6 +50,7 @@ class SimJob:
             deadline_s=self.deadline_s,
             requested_devices=self.requested_devices,
             fixed_layout=self.fixed_layout,
+            stoppable=self.stoppable,
         )
 
     @property
