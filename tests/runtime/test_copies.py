@@ -79,7 +79,7 @@ class Held:
     def __init__(self) -> None:
         self._news = threading.Condition()
         self.said: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
-        self.holders = {node: Holder("token", self._listen(node)) for node in ("a", "b")}
+        self.holders = {node: Holder(self._listen(node)) for node in ("a", "b")}
 
     def _listen(self, node: str) -> Callable[..., None]:
         def say(word: str, **content: Any) -> None:
@@ -94,14 +94,14 @@ class Held:
             assert self._news.wait_for(lambda: sum(len(said) for said in self.said.values()) >= num, 10), self.said
 
     def order(self, source: Plan, nodes: str = "ab") -> dict[str, Any]:
-        order: dict[str, Any] = {"generation": 1, "step": 7, "token": "token", "plan": source.to_dict()}
+        order: dict[str, Any] = {"generation": 1, "step": 7, "plan": source.to_dict()}
         order |= {"own": {}, "copied": {}}
         for node in nodes:
             address = self.holders[node].address
             for message in self.said[node]:
                 if message["say"] == "held":
                     where = order["copied" if message["copied"] else "own"]
-                    where[str(message["rank"])] = {"node": node, "host": address["host"], "port": address["port"]}
+                    where[str(message["rank"])] = {"node": node, **address}
         return order
 
 
@@ -115,7 +115,8 @@ def _held(job: JobSpec, source: Plan) -> Iterator[Held]:
     for rank, share in enumerate(shares(shape, source)):
         node, memory = source.devices[rank].node, room(share.num_bytes)
         fill(memory, share, _filled(job, source, rank))
-        header = {"generation": 1, "step": 7, "rank": rank, "token": "token", "num_bytes": share.num_bytes}
+        header = {"generation": 1, "step": 7, "rank": rank, "num_bytes": share.num_bytes}
+        header["token"] = held.holders[node].address["token"]
         header |= {"alone": share.num_alone if after else 0, "alone_bytes": share.alone_bytes, "meta": {}, "stall_s": 0}
         header |= {"offsets": share.offsets[:-1], "sizes": share.num_bytes_of}
         header["next"] = held.holders[after[node]].address if after else None
@@ -167,8 +168,11 @@ def test_what_has_changed_is_noticed_and_taken_from_the_other_node() -> None:
 def test_a_holder_takes_and_shows_nothing_without_the_token() -> None:
     job, source = spec(), plan(*LAYOUTS[4], spec())
     with _held(job, source) as held:
+        order = held.order(source)
+        for holder in (*order["own"].values(), *order["copied"].values()):
+            holder["token"] = "another"
         with pytest.raises(RecallError, match="closed the line"):
-            _assert_recalled(job, held.order(source) | {"token": "another"}, source)
+            _assert_recalled(job, order, source)
         share = shares(JobShape.of(job), source)[0]
         with pytest.raises(OSError, match="closed the line"):
             give(held.holders["a"].address["line"], {"token": "another", "num_bytes": 64}, room(share.num_bytes))
@@ -214,11 +218,12 @@ def _wait_copied(job_run: Watched, step: int) -> Copied:
     raise AssertionError(f"no copy of step {step} or later: {job_run.copies.error}")
 
 
-def _kill_node(job_run: Watched, node: str) -> None:
-    """All processes of the job on an emulated node, as when its power fails."""
+def _strike_node(job_run: Watched, node: str, do: str) -> None:
+    """All processes of the job on an emulated node: killed, as when its power fails, or stopped, as when nothing can
+    reach it any more."""
     pids = [member.pid for device, member in job_run.ranks.items() if device.node == node]
     for pid in (*pids, *job_run.copies.pids(node)):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signal.Signals[do])
 
 
 def _goes_on(job_run: Watched, job: JobSpec, snapshot: str | None, layout: tuple[str, str]) -> Started:
@@ -232,18 +237,19 @@ def _goes_on(job_run: Watched, job: JobSpec, snapshot: str | None, layout: tuple
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("layout", "do"),
     [
-        WIDE,
-        pytest.param(("tp=1,pp=3,dp=1", "b0 b1 a0"), marks=pytest.mark.fault),
-        pytest.param(("tp=2,pp=1,dp=2,zero=0", "a0 b0 a1 b1"), marks=pytest.mark.fault),
+        (WIDE, "SIGKILL"),
+        pytest.param(WIDE, "SIGSTOP", marks=pytest.mark.fault),
+        pytest.param(("tp=1,pp=3,dp=1", "b0 b1 a0"), "SIGKILL", marks=pytest.mark.fault),
+        pytest.param(("tp=2,pp=1,dp=2,zero=0", "a0 b0 a1 b1"), "SIGKILL", marks=pytest.mark.fault),
     ],
 )
-def test_a_node_that_dies_costs_the_steps_since_the_last_copy(
-    run: Callable[..., Watched], layout: tuple[str, str]
+def test_a_node_that_is_gone_costs_the_steps_since_the_last_copy(
+    run: Callable[..., Watched], layout: tuple[str, str], do: str
 ) -> None:
     job_run, job = _started(run, layout)
-    _kill_node(job_run, "b")
+    _strike_node(job_run, "b", do)
     ended = job_run.wait(Ended)
     assert ended.outcome == Outcome.LOST
     assert ended.snapshot.startswith("memory:")

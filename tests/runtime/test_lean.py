@@ -17,7 +17,7 @@ from suika.runtime.events import Ended, Outcome, Snapshotted, StepDone
 
 from .conftest import CLUSTER, MODEL, USER, Watched, plan, spec
 from .test_moves import STAGES, assert_state_is_exact
-from .tiny_program import FAULT, lay_ready
+from .tiny_program import lay_ready
 
 OLD = ("tp=2,pp=1,dp=2", "a0 a1 b0 b1")
 NEW = ("tp=1,pp=3,dp=1", "a0 b0 b2")
@@ -92,7 +92,6 @@ def test_a_death_on_the_way_falls_back_to_the_snapshot(run: Callable[..., Watche
     ended = job_run.wait(Ended)
     assert (ended.outcome, [str(device) for device in ended.dead]) == (Outcome.LOST, ["b/2"])
     assert ended.steps_lost == ended.step - ended.snapshot_step < 100
-    (tmp_path / FAULT).unlink()
     job_run.start(plan("tp=1,pp=1,dp=3", "a2 a3 b3", job), 3, ended.snapshot).result(60)
     job_run.wait_steps(2)
     last = job_run.preempt().result(60)
@@ -113,7 +112,6 @@ def test_a_failure_on_the_way_back_is_a_loss(run: Callable[..., Watched], tmp_pa
     assert "the owner's record of the job has changed; then, on the way back" in error
     ended = job_run.wait(Ended)
     assert ended.outcome == Outcome.LOST
-    (tmp_path / FAULT).unlink()
     job_run.start(plan(*NEW, job), 3, ended.snapshot).result(60)
     job_run.wait_steps(2)
     last = job_run.preempt().result(60)

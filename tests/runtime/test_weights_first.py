@@ -14,7 +14,7 @@ from suika.train.data import prepare
 
 from .conftest import USER, Watched, plan, spec
 from .test_moves import STAGES, assert_state_is_exact
-from .tiny_program import FAULT, lay_ready
+from .tiny_program import lay_ready
 
 MODEL = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "kv_heads": 2, "vocab": 257}
 
@@ -42,7 +42,6 @@ def test_a_death_in_the_provisional_pass_leads_back_to_the_same_step(
     assert record.phase == Phase.ABORTED
     assert record.cut_step is not None
     job_run.wait(StepDone, generation=1, step=record.cut_step + 1)
-    (tmp_path / FAULT).unlink()
     again = job_run.redeploy(plan("tp=1,pp=3,dp=1", "a0 b0 b2", job), 3, USER, weights_first=True).result(60)
     assert again.phase == Phase.RELEASE
     last = job_run.preempt().result(60)

@@ -149,14 +149,15 @@ def fail_at(point: str, plan: Plan, rank: int, folder: str) -> None:
 
 
 def fail_on(point: str, device: str, num_ranks: int, folder: str) -> None:
-    """What the test has laid ready for this device at this point of a generation with so many ranks: a signal, memory
-    that is refused, an error that nobody expects, or every network connection of this process cut."""
+    """What the test has laid ready for this device at this point of a generation with so many ranks, once: a signal,
+    memory that is refused, an error that nobody expects, or every network connection of this process cut."""
     try:
         wanted = json.loads((Path(folder) / FAULT).read_text())
     except OSError:
         return
     if wanted["at"] != [point, device, num_ranks]:
         return
+    (Path(folder) / FAULT).unlink()
     match wanted["do"]:
         case "raise":
             raise ZeroDivisionError("unexpected, as the test wanted")

@@ -36,7 +36,7 @@ SAID: dict[str, dict[str, tuple[type, ...]]] = {
     "written": {"step": _WHOLE, "stall_s": _NUMBER},
     "unwritten": {"step": _WHOLE, "error": _TEXT},
     "published": {"step": _WHOLE, "path": _TEXT},
-    "holding": {"host": _TEXT, "port": _WHOLE, "line": _TEXT, "num_bytes": _WHOLE},
+    "holding": {"host": _TEXT, "port": _WHOLE, "line": _TEXT, "token": _TEXT, "num_bytes": _WHOLE},
     "held": {"step": _WHOLE, "rank": _WHOLE, "alone": _WHOLE, "num_bytes": _WHOLE, "stall_s": _NUMBER, "meta": (dict,)},
     "unheld": {"error": _TEXT},
     "filled": {},

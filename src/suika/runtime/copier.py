@@ -71,19 +71,20 @@ class Copier:
 
     def _header(self, order: Message, live: Generation, step: int, share: Share) -> dict[str, Any]:
         """What the holder must know. The first rank's share says what the whole is: plan and records."""
-        after = next_nodes(live.plan).get(self._job.device.node)
+        here, holders = self._job.device.node, order["holders"]
+        after = next_nodes(live.plan).get(here)
         meta = {"plan": live.plan.to_dict(), "records": live.program.records()} if live.rank == 0 else {}
         return {
             "generation": live.number,
             "step": step,
             "rank": live.rank,
-            "token": order["token"],
+            "token": holders[here]["token"],
             "num_bytes": share.num_bytes,
             "alone": share.num_alone if after is not None else 0,
             "alone_bytes": share.alone_bytes,
             "offsets": share.offsets[:-1],
             "sizes": share.num_bytes_of,
-            "next": order["holders"][after] if after is not None else None,
+            "next": holders[after] if after is not None else None,
             "meta": meta,
         }
 

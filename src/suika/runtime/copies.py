@@ -27,6 +27,7 @@ _UNDER_WAY_S = 60.0  # a set that is not complete by then is given up
 _ANSWER_S = 2.0
 _MOST_FAILURES = 3  # of a node's holders, one after the other: then the job goes without
 _MARK = "memory:"
+_ADDRESS = ("host", "port", "line", "token")
 
 Key = tuple[int, int]  # generation, step
 
@@ -36,7 +37,7 @@ class _Holder:
     process: str
     node: str
     pid: int | None = None
-    address: Mapping[str, Any] | None = None  # host, port, line; known once it has said so
+    address: Mapping[str, Any] | None = None  # known once it has said so
     asked: bool = False  # it has not answered yet
     num_bytes: int = 0  # that it held when it last said so
 
@@ -84,7 +85,6 @@ class Copies:
         self._job_id, self._every = job_id, spec.memory_copy_every_steps
         self._shape = JobShape.of(spec)
         self._processes, self._gang, self._emit = processes, gang, emit
-        self._token = secrets.token_hex(16)
         self._holders: dict[str, _Holder] = {}  # alive, by process
         self._failures: dict[str, int] = {}
         self._sets: dict[Key, CopySet] = {}
@@ -112,7 +112,7 @@ class Copies:
         holders = {holder.node: holder.address for holder in self._holders.values() if holder.address is not None}
         if all(node in holders for node in nodes):
             self._asked, self._due = (generation, time.monotonic()), step + self._every
-            order = {"generation": generation, "holders": {node: holders[node] for node in nodes}, "token": self._token}
+            order = {"generation": generation, "holders": {node: holders[node] for node in nodes}}
             self._gang.tell(ranks.values(), "copy", **order)
 
     def _keep_holders(self, nodes: list[str]) -> None:
@@ -127,7 +127,7 @@ class Copies:
             if node not in there and self._failures.get(node, 0) < _MOST_FAILURES:
                 name = f"{self._job_id}.holder.{node}.{secrets.token_hex(4)}"
                 self._holders[name] = _Holder(name, node)
-                self._processes.spawn(name, node, HOLDER_ENTRY, {"token": self._token}, self._gang.post)
+                self._processes.spawn(name, node, HOLDER_ENTRY, {}, self._gang.post)
 
     # -- what is heard ------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Copies:
     def _take_in(self, holder: _Holder, message: Message) -> None:
         match message["say"]:
             case "holding":
-                holder.address, holder.asked = {name: message[name] for name in ("host", "port", "line")}, False
+                holder.address, holder.asked = {name: message[name] for name in _ADDRESS}, False
                 holder.num_bytes = message["num_bytes"]
             case "held":
                 self._held(holder, message)
@@ -210,16 +210,16 @@ class Copies:
         plan = one.plan
         assert plan is not None
         where = {"own": self._at_hand(one.own), "copied": self._at_hand(one.copied)}
-        about = {"generation": one.generation, "step": one.step, "token": self._token, **one.meta}
+        about = {"generation": one.generation, "step": one.step, **one.meta}
         return about | {kind: {str(rank): holder for rank, holder in held.items()} for kind, held in where.items()}
 
     def _at_hand(self, held: Mapping[int, str]) -> dict[int, dict[str, Any]]:
-        """Of ranks' shares, those whose holder is there: rank -> its node, host and port."""
+        """Of ranks' shares, those whose holder is there: rank -> its node and address."""
         found = {}
         for rank, process in held.items():
             holder = self._holders.get(process)
             if holder is not None and holder.address is not None and not holder.asked:
-                found[rank] = {"node": holder.node, "host": holder.address["host"], "port": holder.address["port"]}
+                found[rank] = {"node": holder.node, **holder.address}
         return found
 
     def _ask_all(self) -> None:

@@ -3,9 +3,8 @@
 A rank hands its share of a step over as a memfd: nothing is copied, and from then on the memory is the holder's. It
 sums the share up, piece by piece, and sends what lives on no other node to the holder of the next one, which checks the
 sums. Whoever starts the job again reads pieces from any holder, with their sums. A holder knows nothing of tensors. It
-works at low priority: what it takes from training is what nobody else wanted.
-
-`launch` is `{"token"}`: who cannot say it is not served.
+works at low priority: what it takes from training is what nobody else wanted. Whoever cannot say its token, which it
+tells its coordinator alone, is not served.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def main(channel: Channel, launch: Mapping[str, Any]) -> None:
     """Entry of the process, called in the fork. Says `holding`, and of each share `held` or `unheld`."""
     os.nice(_NICE)
     torch.set_num_threads(1)
-    holder = Holder(launch["token"], lambda say, **content: channel.send({"say": say, **content}))
+    holder = Holder(lambda say, **content: channel.send({"say": say, **content}))
     holder.serve()
     with suppress(DisconnectedError):
         while (order := channel.receive())["do"] != "exit":
@@ -72,8 +71,8 @@ def main(channel: Channel, launch: Mapping[str, Any]) -> None:
 class Holder:
     """Two doors: a Unix socket for the ranks of this node, and TCP for other holders and for those who read."""
 
-    def __init__(self, token: str, say: Callable[..., None], host: str | None = None) -> None:
-        self._token, self._say = token, say
+    def __init__(self, say: Callable[..., None], host: str | None = None) -> None:
+        self._token, self._say = secrets.token_hex(16), say
         self._lock = threading.Lock()
         self._held: dict[Key, Held] = {}
         self._dropped = (0, 0)  # up to this (generation, step) nothing is taken any more
@@ -83,7 +82,7 @@ class Holder:
         name = f"suika-holder-{secrets.token_hex(16)}"
         self._near.bind("\0" + name)
         self._near.listen()
-        self.address = {"host": host, "port": self._tcp.getsockname()[1], "line": name}
+        self.address = {"host": host, "port": self._tcp.getsockname()[1], "line": name, "token": self._token}
 
     def serve(self) -> None:
         """Open both doors, and say where they are."""
@@ -139,7 +138,13 @@ class Holder:
         """Send the pieces that have no owner on another node to the next node's holder."""
         span, peer, num = memfd.span_of(memory), header["next"], header["alone"]
         assert span is not None
-        more = {"do": "copy", "token": self._token, "num_bytes": header["alone_bytes"], "meta": {}, "sums": sums[:num]}
+        more = {
+            "do": "copy",
+            "token": peer["token"],
+            "num_bytes": header["alone_bytes"],
+            "meta": {},
+            "sums": sums[:num],
+        }
         cut = {name: header[name][:num] for name in ("offsets", "sizes")}
         with socket.create_connection((peer["host"], peer["port"]), _IDLE_S) as line:
             line.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _SCAVENGER)
@@ -200,7 +205,7 @@ class Holder:
 
     def _check(self, header: Header) -> None:
         if not hmac.compare_digest(str(header.get("token", "")), self._token):
-            raise PermissionError("does not know this job's token")
+            raise PermissionError("does not know this holder's token")
 
 
 def room(num_bytes: int) -> torch.Tensor:

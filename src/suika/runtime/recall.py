@@ -32,6 +32,7 @@ class Source(NamedTuple):
 
     host: str
     port: int
+    token: str
     rank: int
     copied: bool
     number: int
@@ -41,8 +42,8 @@ class Source(NamedTuple):
 def recall(order: Mapping[str, Any], shape: JobShape, plan: Plan, rank: int, buffers: Mapping[str, Tensor]) -> None:
     """Fill every region of `buffers` for `rank` of `plan` from the set of copies that `order` names.
 
-    `order`: `{generation, step, plan, token, own: {rank: holder}, copied: {rank: holder}}`, holders that answered a
-    moment ago (`{node, host, port}`). Raises `RecallError` when a piece is not to be had unchanged from any of them.
+    `order`: `{generation, step, plan, own: {rank: holder}, copied: {rank: holder}}`, holders that answered a moment ago
+    (`{node, host, port, token}`). Raises `RecallError` when a piece is not to be had unchanged from any of them.
     """
     old = Plan.from_dict(order["plan"])
     planner = dcp_plan.RegionLoadPlanner(plan_regions(shape, plan, rank), buffers)
@@ -79,7 +80,7 @@ class Reader:
                 for copied, holders in ((False, order["own"]), (True, order["copied"])):
                     if (holder := holders.get(str(rank))) and (not copied or number < share.num_alone):
                         near = holder["node"] == node
-                        source = Source(holder["host"], holder["port"], rank, copied, number, near)
+                        source = Source(holder["host"], holder["port"], holder["token"], rank, copied, number, near)
                         self._sources.setdefault(piece.place, []).append(source)
 
     def __enter__(self) -> Reader:
@@ -105,7 +106,7 @@ class Reader:
     def _read(self, source: Source, memory: memoryview) -> None:
         try:
             line = self._line(source.host, source.port)
-            about = {name: self._order[name] for name in ("generation", "step", "token")}
+            about = {"generation": self._order["generation"], "step": self._order["step"], "token": source.token}
             where = {"rank": source.rank, "copied": source.copied, "pieces": [source.number]}
             frames.send(line, {"do": "read", **about, **where})
             answer, _ = frames.receive(line)
