@@ -72,6 +72,12 @@ def test_refused_and_nothing_started(world: World, changes: dict[str, Any], fiel
     assert world.runs == {}
 
 
+def test_a_type_may_be_called_by_any_of_its_names(world: World) -> None:
+    """The world's nodes are of type `cpu`."""
+    shown = world.api.submit(world.file("fine") | {"devices": {"min": 1, "max": 2, "type": "x86_64"}}, dry_run=True)
+    assert shown["options"]
+
+
 @pytest.mark.parametrize("body", [None, 3, "text", [], [{}]])
 def test_a_job_file_that_is_no_mapping(world: World, body: Any) -> None:
     with pytest.raises(SpecError, match="must be a mapping"):

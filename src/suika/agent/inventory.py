@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from suika.core.device_names import of_driver
 from suika.core.errors import SpecError, require
 
 IDLE_BYTES = 600 << 20  # what a device without any process may hold: driver and firmware
@@ -56,7 +57,7 @@ class NvidiaDevices:
         self.num_devices = pynvml.nvmlDeviceGetCount()
         require(self.num_devices > 0, "devices", "nvidia", "this machine has none")
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
-        self.device_type = short_name(name if isinstance(name, str) else name.decode())
+        self.device_type = of_driver(name if isinstance(name, str) else name.decode())
 
     def dirty(self, own: Collection[int]) -> dict[int, str]:
         found = {}
@@ -89,9 +90,3 @@ def with_descendants(pids: Collection[int]) -> set[int]:
             continue
         new.pop()  # it is gone
     return found
-
-
-def short_name(name: str) -> str:
-    """`NVIDIA H200` -> `H200`, `NVIDIA A100-SXM4-80GB` -> `A100`."""
-    words = name.replace("NVIDIA", "").replace("Tesla", "").replace("GeForce", "").split()
-    return words[0].partition("-")[0] if words else "gpu"

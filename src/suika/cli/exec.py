@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from suika.cli.output import Column, Format, JsonOption, OutputOption, emit, note, seconds, size
+from suika.core.device_names import of_driver
 from suika.core.errors import SpecError, require
 
 
@@ -96,8 +97,7 @@ def _found_device() -> str:
         name = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "cpu"
-    words = name.replace("NVIDIA", "").replace("Tesla", "").split()
-    return "-".join(words[:1] or ["cpu"]).split("-")[0]
+    return of_driver(name)
 
 
 def _row(sample: dict[str, Any]) -> dict[str, Any]:

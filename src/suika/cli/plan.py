@@ -39,13 +39,13 @@ def plan(
     topology = read_cluster(cluster)
     types = sorted({node.device_type for node in topology.nodes})
     require(device_type is not None or len(types) == 1, "device_type", types, "the cluster has several", "choose one")
-    kind = device_type or types[0]
-    have = sum(node.num_devices for node in topology.nodes if node.device_type == kind)
-    require(have > 0, "device_type", kind, "no node has this type", f"known: {', '.join(types)}")
+    meant = topology.types_named(device_type or types[0])
+    require(bool(meant), "device_type", device_type, "no node has this type", f"known: {', '.join(types)}")
+    have = sum(node.num_devices for node in topology.nodes if node.device_type in meant)
     require(0 <= devices <= have, "devices", devices, f"the cluster has {have}")
     s = setting(
         read_model(model),
-        kind,
+        meant[0],
         global_batch=global_batch,
         sequence_length=sequence_length,
         precision=precision,

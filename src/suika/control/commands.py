@@ -19,10 +19,10 @@ LEAST_LEFT = 0.05  # part of a command that is always taken to be left: its leng
 def command_curve(cluster: Cluster, num_devices: int, run_s: float, device_type: str | None) -> ScalingCurve:
     """One step of `run_s` on any nodes of one type that hold the gang."""
     layout, options = Layout(dp=num_devices, layers_per_stage=(1,)), []
-    for name in sorted({node.device_type for node in cluster.nodes}):
-        if device_type in (None, name):
-            sizes = sorted((node.num_devices for node in cluster.nodes if node.device_type == name), reverse=True)
-            options += [Option(shape, layout, run_s, name) for shape in shapes_of(num_devices, sizes)]
+    types = {node.device_type for node in cluster.nodes}
+    for name in sorted(types if device_type is None else cluster.types_named(device_type)):
+        sizes = sorted((node.num_devices for node in cluster.nodes if node.device_type == name), reverse=True)
+        options += [Option(shape, layout, run_s, name) for shape in shapes_of(num_devices, sizes)]
     return ScalingCurve(tuple(options))
 
 

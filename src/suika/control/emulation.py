@@ -131,11 +131,16 @@ class TablePricing(GrowingPricing):
     def _make_curve(self, spec: JobSpec, known: tuple[Known, ...]) -> ScalingCurve:
         table = self._models.curve(spec.model.name).options
         low, high = spec.devices.min, spec.devices.max
-        options = tuple(_resolved(option, spec) for option in table if low <= option.num_devices <= high)
+        options = tuple(self._resolved(option, spec) for option in table if low <= option.num_devices <= high)
         wanted = spec.layout
         if wanted != "auto":
             options = tuple(option for option in options if option.layout == wanted.resolve(spec.model))
         return slowed(ScalingCurve(options), {k.device_type: k.pace for k in known if k.pace is not None})
+
+    def _resolved(self, option: Option, spec: JobSpec) -> Option:
+        wanted = spec.devices.type
+        kind = next(iter(self.cluster.types_named(wanted)), wanted) if wanted else ""
+        return replace(option, layout=option.layout.resolve(spec.model), device_type=kind)
 
     def _make_step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...]) -> float:
         per_node: dict[str, int] = {}
@@ -146,10 +151,6 @@ class TablePricing(GrowingPricing):
         found = [o.step_s for o in table if o.shape == shape and o.layout.resolve(spec.model) == plan.layout]
         require(bool(found), "plan", str(plan.layout), f"has no measured time on {shape}")
         return found[0]
-
-
-def _resolved(option: Option, spec: JobSpec) -> Option:
-    return replace(option, layout=option.layout.resolve(spec.model), device_type=spec.devices.type or "")
 
 
 class EmulatedPrices:

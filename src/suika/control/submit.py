@@ -76,8 +76,9 @@ def check_offered(spec: JobSpec) -> None:
 def check_devices(spec: JobSpec, cluster: Cluster) -> None:
     """Raise unless the cluster has the devices that the job cannot do without."""
     wanted = spec.devices.type
-    nodes = [node for node in cluster.nodes if wanted is None or node.device_type == wanted]
     types = sorted({node.device_type for node in cluster.nodes})
+    meant = types if wanted is None else cluster.types_named(wanted)
+    nodes = [node for node in cluster.nodes if node.device_type in meant]
     require(bool(nodes), "job.devices.type", wanted, "no node has this type", f"known: {', '.join(types)}")
     have = sum(node.num_devices for node in nodes)
     least = spec.layout.num_ranks if isinstance(spec.layout, Layout) else spec.devices.min

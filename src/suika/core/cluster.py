@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from suika.core.device_names import plain, same_type
 from suika.core.errors import SpecError, require
 
 LARGEST = 100_000  # nodes
@@ -120,6 +121,23 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         return sum(node.num_devices for node in self.nodes)
+
+    def types_named(self, name: str) -> tuple[str, ...]:
+        """What nodes call the device type `name`; empty where no node has it. Any of a type's names will do, but a type
+        of which this cluster has facts of its own is another one, with that name alone."""
+        types = tuple(dict.fromkeys(node.device_type for node in self.nodes))
+        own = tuple(t for t in types if t in self.device_types and plain(t) == plain(name))
+        return own or tuple(t for t in types if t not in self.device_types and same_type(t, name))
+
+    def facts_of(self, device_type: str) -> Mapping[str, Any] | None:
+        """What this cluster says itself of a type of its nodes, by whatever name it does."""
+        if device_type in self.device_types:
+            return self.device_types[device_type]
+        others = {node.device_type for node in self.nodes}
+        named = (
+            facts for name, facts in self.device_types.items() if name not in others and same_type(name, device_type)
+        )
+        return next(named, None)
 
     def domains(self) -> tuple[Domain, ...]:
         """The NVLink domains, in walk order."""

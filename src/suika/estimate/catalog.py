@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 from suika.core.cluster import Cluster, Link
+from suika.core.device_names import canonical
 from suika.core.errors import SpecError, require
 
 GB, TERA, MICRO = 1e9, 1e12, 1e-6
@@ -82,7 +83,7 @@ class Wiring:
 
 def device_type(name: str, cluster: Cluster | None = None) -> DeviceType:
     """The type called `name`, with what the cluster's own file says of it."""
-    said = cluster.device_types.get(name) if cluster is not None else None
+    said = cluster.facts_of(name) if cluster is not None else None
     if said is None:
         return resolve(name)
     base = resolve(str(said.get("like", name)))
@@ -130,22 +131,9 @@ def _parse(name: str, row: dict) -> DeviceType:  # type: ignore[type-arg]
 
 
 @cache
-def _aliases() -> Mapping[str, str]:
-    data = json.loads((files("suika.estimate") / "data" / "devices.json").read_text())
-    names = {_plain(name): name for name in data["devices"]}
-    for name, row in data["devices"].items():
-        names.update({_plain(alias): name for alias in row["aliases"]})
-    return names
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
-
-
-@cache
 def resolve(name: str) -> DeviceType:
     """The device type called `name` (any spelling or alias). Raises `SpecError` naming the nearest known ones."""
-    found = _aliases().get(_plain(name))
+    found = canonical(name)
     if found is None:
         near = difflib.get_close_matches(name.upper(), [n.upper() for n in device_types()], n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
