@@ -22,7 +22,7 @@ from suika.core.job import Job, JobSpec
 from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
-from suika.estimate.grid import LayoutColumns
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.knowledge import Known
 from suika.estimate.predict import Setting
 from suika.estimate.samples import predicted_parts

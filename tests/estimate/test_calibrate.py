@@ -17,7 +17,7 @@ from suika.core.layout import Layout
 from suika.core.presets import preset
 from suika.core.sample import CollectiveSample, StepSample
 from suika.estimate.calibrate import TERMS, Calibration, prior_covariance, slopes, updated
-from suika.estimate.grid import LayoutColumns
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.predict import estimate_layout, setting
 from suika.estimate.recipe import BUILT_IN
 from suika.estimate.samples import calibrate, predicted_parts, steady, steady_step

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from suika.core.errors import SpecError
-from suika.estimate.cases import groups, parse_cases, read_rows
+from suika.estimate.cases import groups, parse_cases
 from suika.estimate.evaluate import evaluate
+from suika.estimate.table import read_rows
 
 GOOD = {
     "source": "lab",
@@ -85,6 +86,40 @@ def test_a_good_row_is_a_case() -> None:
 )
 def test_reasons(changes: dict[str, str], said: str) -> None:
     assert said in reason(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("BF16", "bf16"),
+        ("torch.bfloat16", "bf16"),
+        ("bf16-mixed", "bf16"),
+        ("FP8 (current scaling) / BF16", "fp8"),
+        ("fp8_cs", "fp8"),
+        ("MXFP8", "mxfp8"),
+        ("NVFP4", "nvfp4"),
+        ("half", "fp16"),
+        ("float32", "fp32"),
+    ],
+)
+def test_precisions_however_they_are_written(text: str, precision: str) -> None:
+    (case,), _ = parse_cases([{**GOOD, "gpu_type": "B200", "precision": text}])
+    assert case.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [("FA3", "flash"), ("xformers", "flash"), ("PyTorch SDPA", "flash"), ("math", "unfused"), ("TE", "flash-cudnn")],
+)
+def test_attention_kernels_are_fused_unless_they_are_known_not_to_be(text: str, kernel: str) -> None:
+    (case,), _ = parse_cases([{**GOOD, "attention_impl": text}])
+    assert case.recipe.attention == kernel
+
+
+def test_columns_in_any_order_and_case(tmp_path: Path) -> None:
+    path, names = tmp_path / "cases.csv", sorted(GOOD, reverse=True)
+    path.write_text(f"{','.join(name.upper() for name in names)},MORE\n{','.join(GOOD[n] for n in names)},x\n")
+    assert parse_cases(read_rows(path)) == parse_cases([GOOD])
 
 
 def test_layers_that_do_not_divide_are_priced() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from suika.core.errors import SpecError
-from suika.estimate.cases import Case, Skipped, parse_cases, read_rows
+from suika.estimate.cases import Case, Skipped, parse_cases
 from suika.estimate.evaluate import evaluate
 from suika.estimate.fit import fit
+from suika.estimate.table import read_rows
 
 from .test_cases import GOOD
 

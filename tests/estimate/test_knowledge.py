@@ -10,10 +10,11 @@ import pytest
 
 from suika.core.errors import SpecError
 from suika.core.layout import Layout
+from suika.core.mesh import Mesh
 from suika.core.presets import preset
 from suika.core.sample import StepSample
 from suika.estimate.calibrate import Calibration
-from suika.estimate.grid import LayoutColumns
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.knowledge import Known, Pool, Seen
 from suika.estimate.predict import estimate_layout, setting
 from suika.estimate.recipe import BUILT_IN
@@ -38,7 +39,7 @@ def samples(layout: Layout, truth: dict[str, float], num: int = 8, noise: float 
 
 
 def learnt(known: Known, layout: Layout, truth: dict[str, float], **more: float) -> Known:
-    seen = Seen.of(layout, 8, samples(layout, truth, **more))  # type: ignore[arg-type]
+    seen = Seen.of(Mesh(layout), 8, 16, samples(layout, truth, **more))  # type: ignore[arg-type]
     assert seen is not None
     return known.with_seen(seen, {8: S})
 
@@ -48,17 +49,17 @@ def start() -> Known:
 
 
 def test_a_layout_is_news_once_and_again_when_its_times_change() -> None:
-    first = Seen.of(HERE, 8, samples(HERE, TRUTH))
+    first = Seen.of(Mesh(HERE), 8, 16, samples(HERE, TRUTH))
     assert first is not None
     assert start().news(first)
     known = start().with_seen(first, {8: S})
-    again = Seen.of(HERE, 8, samples(HERE, TRUTH, num=12, noise=0.02))
+    again = Seen.of(Mesh(HERE), 8, 16, samples(HERE, TRUTH, num=12, noise=0.02))
     assert again is not None
     assert not known.news(again)
-    slower = Seen.of(HERE, 8, samples(HERE, {k: v + 0.3 for k, v in TRUTH.items()}))
+    slower = Seen.of(Mesh(HERE), 8, 16, samples(HERE, {k: v + 0.3 for k, v in TRUTH.items()}))
     assert slower is not None
     assert known.news(slower)
-    assert Seen.of(HERE, 8, [replace(s, kind="move") for s in samples(HERE, TRUTH)]) is None
+    assert Seen.of(Mesh(HERE), 8, 16, [replace(s, kind="move") for s in samples(HERE, TRUTH)]) is None
 
 
 def test_other_layouts_are_predicted_from_one() -> None:

@@ -12,11 +12,12 @@ from suika.core.layout import Layout
 from suika.core.model import Lora
 from suika.core.presets import preset
 from suika.core.tensors import num_parameters, trained_share
-from suika.estimate.cases import parse_cases, read_rows
+from suika.estimate.cases import parse_cases
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.evaluate import evaluate
-from suika.estimate.grid import LayoutColumns
 from suika.estimate.memory import memory
 from suika.estimate.predict import estimate_step, setting
+from suika.estimate.table import read_rows
 from suika.plan.layouts import MEGATRON
 from suika.plan.ranking import rank_layouts
 

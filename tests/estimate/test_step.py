@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from suika.core.layout import Layout
 from suika.core.presets import preset
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.factors import OP_CLASSES
-from suika.estimate.grid import Grid, LayoutColumns
+from suika.estimate.grid import Grid
 from suika.estimate.predict import estimate_layout, estimate_many, estimate_step, setting
 from suika.estimate.recipe import DEFAULT, Recipe
 from suika.estimate.step import price

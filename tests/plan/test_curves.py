@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from suika.control.commands import command_curve
 from suika.core.cluster import Cluster, Node, parse_cluster_shorthand
 from suika.core.errors import SpecError
 from suika.core.layout import Layout, check_layout
@@ -73,6 +74,16 @@ def test_a_job_that_asks_for_an_unknown_type_is_told_the_known_ones() -> None:
         scaling_curve(
             TINY, parse_cluster_shorthand("1x8:H100"), global_batch=8, sequence_length=64, device_type="H1000"
         )
+
+
+@pytest.mark.parametrize("asked", ["H100", "h100-sxm", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize("written", ["H100", "H100-SXM5-80GB", "h100"])
+def test_any_name_of_a_type_finds_its_nodes(asked: str, written: str) -> None:
+    cluster = parse_cluster_shorthand(f"2x8:{written}")
+    curve = scaling_curve(TINY, cluster, global_batch=8, sequence_length=64, device_type=asked)
+    assert {option.device_type for option in curve.options} == {written}
+    command = command_curve(cluster, 8, 60.0, asked)
+    assert {option.device_type for option in command.options} == {written}
 
 
 def test_nodes_of_unknown_types_are_no_options() -> None:

@@ -14,7 +14,7 @@ from suika.core.errors import SpecError
 from suika.core.job import JobSpec
 from suika.core.layout import Layout, check_layout, micro_batch_shares
 from suika.core.model import ModelSpec
-from suika.estimate.grid import LayoutColumns
+from suika.estimate.columns import LayoutColumns
 from suika.plan.layouts import MEGATRON, Space, layout_columns, legal_layouts, legal_tps
 from suika.train.limits import check_runnable
 

@@ -13,9 +13,10 @@ from suika.core.cluster import parse_cluster_shorthand
 from suika.core.errors import require
 from suika.core.presets import preset
 from suika.core.snapshot import ScalingCurve
-from suika.estimate.cases import parse_cases, read_rows
+from suika.estimate.cases import parse_cases
 from suika.estimate.evaluate import evaluate, leave_one_family_out
 from suika.estimate.predict import estimate_many, setting
+from suika.estimate.table import read_rows
 from suika.plan.curves import scaling_curve
 from suika.plan.layouts import BUILT_IN, MEGATRON, Space, layout_columns
 
@@ -28,6 +29,9 @@ def run(
         bool, typer.Option("--live", help="Sample one layout of a real job here, predict the others.")
     ] = False,
     only_speed: Annotated[bool, typer.Option("--speed", help="Only how long prices and curves take.")] = False,
+    constants: Annotated[
+        bool, typer.Option("--constants", help="Measure the constants of CPU devices: the curve `cpu`.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the live check.")] = 1,
     shape: Annotated[str, typer.Option(help="Model and batch of the live check: first or other.")] = "first",
 ) -> dict[str, Any]:
@@ -36,6 +40,10 @@ def run(
         from suika.bench.estimate_live import live as check
 
         return check(rounds=rounds, shape=shape)
+    if constants:
+        from suika.bench.estimate_cpu import constants as measure
+
+        return measure()
     if only_speed:
         return {"speed": speed()}
     require(cases is not None, "cases", None, "is missing", "give --cases FILE, --speed or --live")

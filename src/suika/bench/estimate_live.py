@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -24,10 +24,11 @@ from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import require
 from suika.core.job import JobSpec, parse_job
 from suika.core.layout import Layout
+from suika.core.mesh import Mesh
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
 from suika.estimate.calibrate import Calibration
-from suika.estimate.grid import LayoutColumns
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.predict import Setting, estimate_layout, setting
 from suika.estimate.recipe import BUILT_IN
 from suika.estimate.samples import calibrate, measured_parts, steady
@@ -63,10 +64,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def job_spec(data: Path, shape: str) -> JobSpec:
-    require(shape in SHAPES, "shape", shape, "is unknown", f"known: {', '.join(SHAPES)}")
-    fixed = {"precision": "fp32", "snapshot_every_steps": 0, "steps": 1_000_000}
-    return parse_job({"name": "live", "data": str(data), **SHAPES[shape], **fixed})
+def write_data(folder: Path) -> Path:
+    """Tokens to train on, in `folder`."""
+    text, data = folder / "text.txt", folder / "text.bin"
+    text.write_text("".join(f"{i} squared is {i * i}.\n" for i in range(50_000)))
+    prepare(text, data)
+    return data
 
 
 class _Watched:
@@ -125,20 +128,29 @@ def _own_s() -> float:
 
 
 @contextmanager
-def running_job(shape: str) -> Iterator[tuple[JobSpec, JobRun, _Watched]]:
-    """A job of the built-in trainer on a local backend, not started yet."""
+def running_job(body: Mapping[str, Any]) -> Iterator[tuple[JobSpec, JobRun, _Watched]]:
+    """A job of the built-in trainer on a local backend, not started yet. `body`: model, batch and length."""
+    fixed = {"precision": "fp32", "snapshot_every_steps": 0, "steps": 1_000_000}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text, data = folder / "text.txt", folder / "text.bin"
-        text.write_text("".join(f"{i} squared is {i * i}.\n" for i in range(50_000)))
-        prepare(text, data)
-        spec, watched = job_spec(data, shape), _Watched()
+        data = write_data(folder)
+        spec, watched = parse_job({"name": "live", "data": str(data), **body, **fixed}), _Watched()
         with LocalBackend(CLUSTER, folder / "run") as backend:
             run = JobRun("live", spec, backend, CLUSTER, folder, data_path=str(data), on_event=watched.hear)
             try:
                 yield spec, run, watched
             finally:
                 run.close()
+
+
+def move_to(run: JobRun, plan: Plan, generation: int) -> None:
+    """Start the job in its first generation, or move it."""
+    if generation == 1:
+        run.start(plan, 1).result(TIMEOUT_S)
+        return
+    reason = Reason(ReasonCode.USER, "the check looks at another layout")
+    record = run.redeploy(plan, generation, reason).result(TIMEOUT_S)
+    assert record.error is None, record.error
 
 
 def live(rounds: int = 1, num_steps: int = 6, shape: str = "first") -> dict[str, Any]:
@@ -150,15 +162,14 @@ def live(rounds: int = 1, num_steps: int = 6, shape: str = "first") -> dict[str,
     """
     cores = len(os.sched_getaffinity(0))
     layouts = [Layout.parse(text) for text in (SAMPLED, *PREDICTED)]
-    with running_job(shape) as (spec, run, watched):
-        plans = [_plan(layout, spec) for layout in layouts]
-        run.start(plans[0], 1).result(TIMEOUT_S)
+    require(shape in SHAPES, "shape", shape, "is unknown", f"known: {', '.join(SHAPES)}")
+    with running_job(SHAPES[shape]) as (spec, run, watched):
+        plans = [plan_of(layout, spec) for layout in layouts]
+        move_to(run, plans[0], 1)
         visits = [(0, 1, *stay(watched, 1, 12))]  # (layout, generation, step times, cores that others took)
         for i in [i for _ in range(rounds) for j in range(1, len(plans)) for i in (j, 0)]:
             generation = visits[-1][1] + 1
-            reason = Reason(ReasonCode.USER, "the check looks at another layout")
-            record = run.redeploy(plans[i], generation, reason).result(TIMEOUT_S)
-            assert record.error is None, record.error
+            move_to(run, plans[i], generation)
             visits.append((i, generation, *stay(watched, generation, num_steps)))
         overhead = _overhead(watched)
     s = live_setting(spec, cores)
@@ -202,7 +213,7 @@ def live_setting(spec: JobSpec, cores: int) -> Setting:
     )
 
 
-def _plan(layout: Layout, spec: JobSpec) -> Plan:
+def plan_of(layout: Layout, spec: JobSpec) -> Plan:
     devices = CLUSTER.devices[: layout.num_ranks]
     return Plan.checked(layout, devices, spec.model, spec.global_batch, spec.sequence_length, CLUSTER)
 
@@ -213,7 +224,10 @@ def _row(
     measured = statistics.median(times)
     pace = beside_s / _step_s(s, sampled)
     predicted = pace * _step_s(s, layout)
-    work = sum(measured_parts(steady(samples)).values()) * layout.num_ranks if samples else None
+    work = None
+    if samples:
+        parts = measured_parts(steady(samples), Mesh(layout.resolve(s.model)), s.global_batch)
+        work = sum(parts.values()) * layout.num_ranks
     expected = _work_s(s, layout)
     return {
         "layout": str(layout),

@@ -24,8 +24,9 @@ def estimate(
     json: JsonOption = False,
 ) -> None:
     """Predict measured cases and report the errors per family (source x device type x size)."""
-    from suika.estimate.cases import parse_cases, read_rows
+    from suika.estimate.cases import parse_cases
     from suika.estimate.evaluate import evaluate
+    from suika.estimate.table import read_rows
 
     found, skipped = parse_cases(read_rows(cases))
     report = evaluate(found, skipped, calibrate, leave_out)

@@ -66,7 +66,7 @@ class EstimatedPricing:
 
     def learnt(self, spec: JobSpec, plan: Plan, known: Known, samples: Iterable[StepSample]) -> Known:
         """`known` after the samples of a job that runs under `plan`; the same object if they are no news."""
-        seen = Seen.of(plan.layout, per_node(plan), samples)
+        seen = Seen.of(plan.mesh, per_node(plan), spec.global_batch, samples)
         if seen is None or not known.news(seen):
             return known
         places = {s.devices_per_node for s in (*known.seen, seen)}

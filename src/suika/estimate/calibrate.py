@@ -15,14 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from suika.core.device_names import canonical
 from suika.core.errors import SpecError
+from suika.estimate.columns import Array
 from suika.estimate.factors import OP_CLASSES, PRIOR_SD
-from suika.estimate.grid import Array, Grid
+from suika.estimate.grid import Grid
 from suika.estimate.step import price
 
 TERMS = (*OP_CLASSES, "job")
 JOB_SD = 0.10
 ROW_SD = 0.08  # of log(step time) between two runs of one layout, and what the model's form leaves over
+# From the middle to p10 and p90, in standard deviations. A Gaussian's would be 1.28: errors of predictions have heavier
+# tails, hence four fifths of them lie closer to the middle (docs/numbers/estimate.md).
+HALF_WIDTH = 1.03
 DOUBT = 1.5  # a surprise of more standard deviations than this counts as this many
 TRAFFIC = ("tp", "cp", "ep", "p2p", "dp", "network")
 CPU_JOB_SD, CPU_TRAFFIC_SD = 0.5, 0.7
@@ -33,7 +38,7 @@ VERSION = 1
 def prior_covariance(device_type: str = "") -> Array:
     """Of a job on hardware that the catalog knows. Of a CPU device it knows little: its speed (which all classes share)
     and what a message costs."""
-    if device_type == "cpu":
+    if canonical(device_type) == "cpu":
         return np.diag([(CPU_TRAFFIC_SD if c in TRAFFIC else PRIOR_SD[c]) ** 2 for c in OP_CLASSES] + [CPU_JOB_SD**2])
     return np.diag([PRIOR_SD[c] ** 2 for c in OP_CLASSES] + [JOB_SD**2])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from suika.estimate.grid import Array, Grid
+from suika.estimate.columns import Array
+from suika.estimate.grid import Grid
 
 
 def inside(g: Grid, extent: Array) -> Array:
@@ -17,7 +18,8 @@ def all_reduce_s(g: Grid, group: Array, extent: Array, message_bytes: Array) -> 
     local_bus = np.where(extent <= g.domain, g.bus, g.node_bus)
     per_node = np.clip(group * g.local / np.maximum(extent, 1), 1, group)
     bus = np.where(inside(g, extent), local_bus, np.minimum(local_bus, per_node * g.network))
-    alpha = g.bus_latency_s * (group / 4.0) ** g.bus_growth
+    rounds = np.where((group > 2) & (message_bytes > g.one_hop_bytes), 2.0, 1.0)
+    alpha = rounds * g.bus_latency_s * (group / 4.0) ** g.bus_growth
     alpha = alpha + np.where(inside(g, extent), 0.0, 2 * np.ceil(extent / g.local) * g.network_latency_s)
     time = alpha + 2 * (group - 1) / group * (message_bytes + g.half_message_bytes) / bus
     return np.where(group > 1, time, 0.0)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from suika.estimate.grid import Array, Grid
+from suika.estimate.columns import Array
+from suika.estimate.grid import Grid
 
 KERNEL_S = 3e-6  # start of a kernel that is already queued
 VECTOR_KERNELS = 12  # element-wise kernels of a fused layer's forward pass
@@ -49,7 +50,8 @@ class Compute:
 
 
 def gemm_s(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> Array:
-    """Time of an (m x k) by (k x n) product: compute and memory roofs joined smoothly.
+    """Time of an (m x k) by (k x n) product: compute and memory roofs joined smoothly; a core that computes does not
+    fetch, so that an emulated device takes their sum.
 
     Short k (the prologue of a tile's pipeline) and few output tiles per unit (a last, half-empty wave) lower the rate.
     """
@@ -57,7 +59,8 @@ def gemm_s(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> Array:
     waves = tiles / g.num_units
     compute = 2 * m * n * k / rate * (1 + g.gemm_k0 / np.maximum(k, 1)) * (1 + 0.5 * g.gemm_wave / waves)
     memory = g.element_bytes * (m * k + n * k + m * n) / (GEMM_BANDWIDTH * g.memory_bytes_per_s)
-    return np.sqrt(np.sqrt(compute**4 + memory**4)) + KERNEL_S
+    both = np.where(g.emulated > 0, compute + memory, np.sqrt(np.sqrt(compute**4 + memory**4)))
+    return both + KERNEL_S
 
 
 def _linear(g: Grid, m: Array, n: Array, k: Array, rate: Array) -> tuple[Array, Array]:

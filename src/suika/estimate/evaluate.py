@@ -15,16 +15,16 @@ from typing import Any, Literal
 import numpy as np
 
 from suika.core.errors import SpecError, require
-from suika.estimate.calibrate import ROW_SD, prior_covariance, slopes, updated
+from suika.estimate.calibrate import HALF_WIDTH, ROW_SD, prior_covariance, slopes, updated
 from suika.estimate.cases import Case, Skipped, groups
+from suika.estimate.columns import RECOMPUTE, Array
 from suika.estimate.factors import shipped
 from suika.estimate.fit import fit
-from suika.estimate.grid import RECOMPUTE, Array, Grid
+from suika.estimate.grid import Grid
 from suika.estimate.memory import memory
 from suika.estimate.predict import COLD_SHARE
 
 Calibrate = Literal["none", "one", "three"]
-Z80 = 1.2816  # half-width, in standard deviations, of the interval from p10 to p90
 
 
 def evaluate(
@@ -110,7 +110,7 @@ def _calibrated(p: _Predictions, calibrate: Calibrate) -> _Errors:
         for i, z in enumerate(p.surprise):
             if np.isfinite(z):
                 errors.all[i].append(z)
-                errors.inside[i].append(abs(z) < Z80 * p.sigma[i])
+                errors.inside[i].append(abs(z) < HALF_WIDTH * p.sigma[i])
             if np.isfinite(p.memory_surprise[i]):
                 errors.memory[i].append(p.memory_surprise[i])
         _regret(p, errors, range(len(p.cases)), np.zeros(len(p.cases)))
@@ -132,7 +132,7 @@ def _calibrated(p: _Predictions, calibrate: Calibrate) -> _Errors:
                     continue
                 rest = float(z[k] - expected[k])
                 errors.all[i].append(rest)
-                errors.inside[i].append(abs(rest) < Z80 * np.sqrt(variance[k]))
+                errors.inside[i].append(abs(rest) < HALF_WIDTH * np.sqrt(variance[k]))
                 if any(_differs(p.cases[i], p.cases[timed[s]]) for s in seen):
                     errors.differs[i].append(rest)
             full = np.zeros(len(p.cases))

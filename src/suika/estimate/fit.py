@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from suika.estimate.cases import Case, parse_cases, read_rows
+from suika.estimate.cases import Case, parse_cases
+from suika.estimate.columns import Array
 from suika.estimate.factors import OP_CLASSES, PRIOR_SD, parameters
-from suika.estimate.grid import Array, Grid
+from suika.estimate.grid import Grid
 from suika.estimate.step import price
+from suika.estimate.table import read_rows
 
 HUBER = 0.08
 FAMILY_SD = 0.05

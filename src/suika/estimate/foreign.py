@@ -20,8 +20,9 @@ from suika.core.model import ModelSpec
 from suika.core.sample import CollectiveSample, StepSample
 from suika.estimate import comm
 from suika.estimate.calibrate import Calibration
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.compute import gemm_s
-from suika.estimate.grid import Grid, LayoutColumns
+from suika.estimate.grid import Grid
 from suika.estimate.predict import setting
 from suika.estimate.samples import Steady, steady_step
 

@@ -14,98 +14,15 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from suika.core.layout import Layout, even_split
 from suika.core.model import ModelSpec
 from suika.core.tensors import trained_share
 from suika.estimate.catalog import DeviceType, Wiring
+from suika.estimate.columns import Array, LayoutColumns
 from suika.estimate.factors import log_factors
 from suika.estimate.recipe import Recipe
 
-Array = NDArray[Any]
-RECOMPUTE = ("none", "selective", "full")  # column `recompute` holds the index
-HALF = ("bf16", "fp16")
 LORA_SHARE = 0.01  # of the parameters, where a recipe says LoRA without saying more
-
-
-@dataclass(frozen=True)
-class LayoutColumns:
-    """Layouts as columns. `first`, `middle`, `last`: layers of the first, the fullest middle and the last stage."""
-
-    tp: Array
-    pp: Array
-    dp: Array
-    cp: Array
-    ep: Array
-    micro_batch: Array
-    virtual_stages: Array
-    zero: Array
-    recompute: Array
-    sequence_parallel: Array
-    first: Array
-    middle: Array
-    last: Array
-
-    @staticmethod
-    def of(layouts: Sequence[Layout], model: ModelSpec) -> LayoutColumns:
-        rows = [_layout_row(layout, model) for layout in layouts]
-        return LayoutColumns(*(np.array(column) for column in zip(*rows, strict=True)))
-
-    @staticmethod
-    def even(layers: int, tp: Array, pp: Array, dp: Array, **others: Any) -> LayoutColumns:
-        """Columns of layouts with the even split of `layers` over pp x virtual_stages chunks, without building them."""
-        one, zeros = np.ones_like(tp), np.zeros_like(tp)
-        defaults = dict.fromkeys(("cp", "ep", "micro_batch", "virtual_stages", "zero"), one)
-        columns = defaults | {"recompute": zeros, "sequence_parallel": zeros} | others
-        keys, inverse = np.unique(pp * 4096 + columns["virtual_stages"], return_inverse=True)
-        table = np.array([_even_ends(layers, *divmod(int(key), 4096)) for key in keys], dtype=int).reshape(-1, 3)
-        first, middle, last = table[inverse].T
-        return LayoutColumns(tp=tp, pp=pp, dp=dp, first=first, middle=middle, last=last, **columns)
-
-    def take(self, index: Array) -> LayoutColumns:
-        return LayoutColumns(*(getattr(self, f.name)[index] for f in fields(self)))
-
-    def __len__(self) -> int:
-        return len(self.tp)
-
-    def layout(self, i: int, model: ModelSpec | None = None) -> Layout:
-        """Row i as a `Layout`; its even split is spelled out for `model`, if that is given."""
-        names = ("tp", "pp", "dp", "cp", "ep", "micro_batch", "virtual_stages", "zero")
-        degrees: dict[str, Any] = {name: int(getattr(self, name)[i]) for name in names}
-        return Layout(
-            **degrees,
-            layers_per_stage=even_split(model.layers, degrees["pp"] * degrees["virtual_stages"]) if model else (),
-            recompute=RECOMPUTE[int(self.recompute[i])],  # type: ignore[arg-type]
-            sequence_parallel=bool(self.sequence_parallel[i]),
-        )
-
-
-def _ends(chunks: tuple[int, ...], pp: int) -> tuple[int, int, int]:
-    """Layers of the first, the fullest middle and the last stage."""
-    stages = [sum(chunks[s::pp]) for s in range(pp)]
-    return stages[0], max(stages[1:-1], default=stages[0]), stages[-1]
-
-
-@cache
-def _even_ends(layers: int, pp: int, virtual_stages: int) -> tuple[int, int, int]:
-    return _ends(even_split(layers, pp * virtual_stages), pp)
-
-
-def _layout_row(layout: Layout, model: ModelSpec) -> tuple[int, ...]:
-    return (
-        layout.tp,
-        layout.pp,
-        layout.dp,
-        layout.cp,
-        layout.ep,
-        layout.micro_batch,
-        layout.virtual_stages,
-        layout.zero,
-        RECOMPUTE.index(layout.recompute),
-        int(layout.sequence_parallel),
-        *_ends(layout.resolve(model).layers_per_stage, layout.pp),
-    )
 
 
 @cache
@@ -169,6 +86,7 @@ class Grid:
     bus: Array  # bytes/s of a collective inside the domain
     bus_latency_s: Array  # start of a collective of four
     bus_growth: Array  # its power of the group size
+    one_hop_bytes: Array  # a sum of more than two ranks' larger messages takes two rounds of them
     half_message_bytes: Array  # message at which a collective reaches half of its bus bandwidth, over two
     hop_s: Array  # start of a transfer between neighbours inside a node
     node_bus: Array
@@ -180,9 +98,11 @@ class Grid:
     vector_scale: Array
     dropout: Array
     host_layer_s: Array
-    host_serial: Array  # 1: dispatch and compute share a thread, their times add up
+    host_tp: Array  # host time of a layer with tensor parallelism over that without: its meetings are launched, too
+    emulated: Array  # 1: a core is the device, which dispatches, computes and fetches one after the other
     micro_batch_s: Array
     update_s: Array
+    update_layer_s: Array  # of an update, for each layer that a rank has
     dp_overlap: Array
     tp_overlap: Array
     p2p_overlap: Array
@@ -196,6 +116,7 @@ class Grid:
     loose_activations: Array
     dp_inside_pp: Array
     optimizer_bytes: Array
+    accumulate_bytes: Array
     cp_all_to_all: Array
     # fitted log factors by op class
     log_gemm: Array
@@ -283,6 +204,7 @@ def make_grid(
         "bus": curve["bus"] * wiring.domain.bandwidth_bytes_per_s,
         "bus_latency_s": curve["bus_latency_us"] * 1e-6,
         "bus_growth": curve["bus_growth"],
+        "one_hop_bytes": curve.get("one_hop_bytes", np.inf),
         "half_message_bytes": curve["half_message_bytes"],
         "hop_s": curve["hop_us"] * 1e-6,
         "node_bus": curve["bus"] * wiring.node.bandwidth_bytes_per_s,
@@ -293,9 +215,11 @@ def make_grid(
         "vector_scale": recipe.vector_scale,
         "dropout": recipe.dropout or model.dropout > 0,
         "host_layer_s": curve["host_layer_us"] * 1e-6 * recipe.host_scale * graphs,
-        "host_serial": device.generation == "cpu",
+        "host_tp": curve["host_tp"],
+        "emulated": device.generation == "cpu",
         "micro_batch_s": curve["micro_batch_us"] * 1e-6,
         "update_s": curve["update_us"] * 1e-6,
+        "update_layer_s": curve.get("update_layer_us", 0.0) * 1e-6,
         "dp_overlap": recipe.dp_overlap,
         "tp_overlap": recipe.tp_overlap,
         "p2p_overlap": recipe.p2p_overlap,
@@ -309,6 +233,7 @@ def make_grid(
         "loose_activations": recipe.loose_activations,
         "dp_inside_pp": recipe.dp_inside_pp,
         "optimizer_bytes": recipe.optimizer_bytes,
+        "accumulate_bytes": recipe.accumulate_bytes,
         "cp_all_to_all": recipe.cp_all_to_all,
         "cores": cores,
     }

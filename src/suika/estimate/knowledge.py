@@ -16,9 +16,10 @@ import numpy as np
 
 from suika.core.errors import SpecError
 from suika.core.layout import Layout
+from suika.core.mesh import Mesh
 from suika.core.sample import StepSample
 from suika.estimate.calibrate import TERMS, Calibration, prior_covariance
-from suika.estimate.grid import Array
+from suika.estimate.columns import Array
 from suika.estimate.predict import Setting
 from suika.estimate.samples import calibrate_parts, measured_parts, steady
 
@@ -38,10 +39,12 @@ class Seen:
     num_samples: int
 
     @staticmethod
-    def of(layout: Layout, devices_per_node: int, samples: Iterable[StepSample]) -> Seen | None:
+    def of(mesh: Mesh, devices_per_node: int, global_batch: int, samples: Iterable[StepSample]) -> Seen | None:
         """None unless some sample is steady and has component times."""
         kept = [sample for sample in steady(samples) if sample.op_s]
-        return Seen(layout, devices_per_node, measured_parts(kept), len(kept)) if kept else None
+        if not kept:
+            return None
+        return Seen(mesh.layout, devices_per_node, measured_parts(kept, mesh, global_batch), len(kept))
 
     def differs(self, other: Seen) -> bool:
         """Whether the times are noticeably others (only parts that were measured in both are compared)."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from suika.estimate.grid import Array, Grid
+from suika.estimate.columns import Array
+from suika.estimate.grid import Grid
 from suika.estimate.step import layer_parameters
 
 GB = 1e9

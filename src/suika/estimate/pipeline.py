@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from suika.estimate.grid import Array
+from suika.estimate.columns import Array
 
 SETTLED_ROUNDS = 6
 

@@ -10,10 +10,11 @@ from suika.core.cluster import Cluster
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Estimate
-from suika.estimate.calibrate import Calibration, slopes
+from suika.estimate.calibrate import HALF_WIDTH, Calibration, slopes
 from suika.estimate.catalog import DeviceType, Wiring
 from suika.estimate.catalog import device_type as lookup
-from suika.estimate.grid import Array, Grid, LayoutColumns, make_grid
+from suika.estimate.columns import Array, LayoutColumns
+from suika.estimate.grid import Grid, make_grid
 from suika.estimate.memory import Memory, memory
 from suika.estimate.pipeline import long_makespan
 from suika.estimate.recipe import DEFAULT, Recipe
@@ -123,7 +124,7 @@ def estimate_layout(s: Setting, layout: Layout) -> Estimate:
         parts["shared_cores"] = float(np.ravel(shared_cores_s(np.asarray(path), load))[0])
     parts = {name: value for name, value in parts.items() if value}
     step = sum(parts.values())
-    spread = float(np.exp(1.2816 * sigma(s, layout)))
+    spread = float(np.exp(HALF_WIDTH * sigma(s, layout)))
     stages = [memories.stages[k] for k in ("first", "middle", "last")]
     first, middle, last = (int(np.ravel(value)[0]) for value in stages)
     peaks = (first, *[middle] * (layout.pp - 2), last) if layout.pp > 1 else (first,)

@@ -33,9 +33,17 @@ class Recipe:
     loose_activations: bool = False  # norms, rotary and activation keep copies that fused kernels recompute
     dp_inside_pp: bool = False  # dp ranks adjacent (Megatron) rather than pp ranks (our mesh)
     optimizer_bytes: float = 44.0  # read and written per owned parameter by one update
+    accumulate_bytes: float = 0.0  # per parameter and micro-batch, to add a gradient that its product has not added
     cp_all_to_all: bool = False
 
 
 DEFAULT = Recipe()
-# The built-in trainer: nothing overlaps, gradients and parameters travel in their own precision.
-BUILT_IN = Recipe(dp_overlap=False, p2p_overlap=False, fused_loss=False, loose_activations=True, optimizer_bytes=80.0)
+# The built-in trainer: nothing overlaps, gradients and parameters travel in their own precision, autograd adds them up.
+BUILT_IN = Recipe(
+    dp_overlap=False,
+    p2p_overlap=False,
+    fused_loss=False,
+    loose_activations=True,
+    optimizer_bytes=80.0,
+    accumulate_bytes=12.0,
+)

@@ -26,6 +26,7 @@ TRANSFORMER_ENGINE = replace(MEGATRON, host_scale=1.5, vector_scale=0.8)
 FSDP = Recipe(
     attention="flash-triton", host_scale=1.8, grad_bytes=4.0, fused_loss=False, vector_scale=1.1, loose_activations=True
 )
+UNFUSED = ("unfused", "eager", "math", "naive", "native")  # kernels that write the scores out; all others do not
 
 
 def recipe_of_row(row: Mapping[str, str], device: DeviceType, precision: str) -> Recipe:
@@ -72,6 +73,4 @@ def _attention(text: str, device: DeviceType) -> Attention | None:
         return "flash-cudnn"
     if "triton" in text or text in ("flash-attention", "flash_attention"):
         return "flash-triton"
-    if "flash" in text or "sdpa" in text or "flex" in text:
-        return "flash"
-    return "unfused"
+    return "unfused" if any(word in text for word in UNFUSED) else "flash"

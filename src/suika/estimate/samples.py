@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from suika.core.layout import Layout
+from suika.core.layout import Layout, micro_batch_shares
+from suika.core.mesh import Mesh
 from suika.core.sample import StepSample
 from suika.estimate.calibrate import STEP, TERMS, Calibration
+from suika.estimate.columns import Array, LayoutColumns
 from suika.estimate.factors import OP_CLASSES
-from suika.estimate.grid import Array, LayoutColumns
 from suika.estimate.predict import Setting
 from suika.estimate.step import Price, price
 
 OUTLIER = 4.0  # robust standard deviations from the median that a steady step stays within
 CLASS_SD = 0.05  # of log(measured class time / its prediction), for the form of the model
 SAMPLE_SD = 0.15  # of log(class time) from one sample to the next
+SLOW = 1.5  # times the typical seconds of its stage's ranks, beyond which a rank's are a straggler's
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,34 @@ _CLASSES = {
     DP: ("dp", "network"),
     UPDATE: ("optimizer",),
 }
+_BY_MICRO_BATCH = (COMPUTE, TP, CP, EP)  # what a rank does once for each of its micro-batches
 
 
-def measured_parts(samples: Sequence[StepSample]) -> dict[str, float]:
-    """Seconds of work per rank and step by part: median over a rank's samples, mean over ranks."""
+def measured_parts(samples: Iterable[StepSample], mesh: Mesh, global_batch: int) -> dict[str, float]:
+    """Seconds of work per rank and step by part: the median over a rank's samples, the mean over ranks.
+
+    What a slow device takes longer is no property of the layout: a rank that is `SLOW` times as long over a part as the
+    ranks of its stage typically are counts as one of them. A rank alone on its stage has nobody to be held against.
+    """
     by_rank: dict[int, list[dict[str, float]]] = {}
     for sample in samples:
         parts = dict.fromkeys(_CLASSES, 0.0)
         for name, seconds in sample.op_s.items():
             parts[_PART_OF.get(name, UPDATE)] += seconds
         by_rank.setdefault(sample.rank, []).append(parts)
-    ranks = [{p: statistics.median(row[p] for row in rows) for p in _CLASSES} for rows in by_rank.values()]
-    return {part: statistics.fmean(rank[part] for rank in ranks) for part in _CLASSES}
+    ranks = {r: {p: statistics.median(row[p] for row in rows) for p in _CLASSES} for r, rows in by_rank.items()}
+    shares = micro_batch_shares(global_batch, mesh.layout.micro_batch, mesh.layout.dp)
+    places = {rank: mesh.coordinate(rank) for rank in ranks}
+    for stage in {place.pp for place in places.values()}:
+        # Micro-batches of each peer: an uneven split of the batch is no slowness.
+        peers = {rank: shares[place.dp] for rank, place in places.items() if place.pp == stage}
+        for part in _CLASSES:
+            load = peers if part in _BY_MICRO_BATCH else dict.fromkeys(peers, 1)
+            typical_s = statistics.median_low(ranks[rank][part] / load[rank] for rank in peers)
+            for rank in peers:
+                if ranks[rank][part] > SLOW * typical_s * load[rank] > 0:
+                    ranks[rank][part] = typical_s * load[rank]
+    return {part: statistics.fmean(rank[part] for rank in ranks.values()) for part in _CLASSES}
 
 
 def predicted_parts(s: Setting, columns: LayoutColumns, log: Mapping[str, Array | float]) -> dict[str, Array]:
@@ -93,7 +111,8 @@ def calibrate(calibration: Calibration, s: Setting, layout: Layout, samples: Ite
     kept = [sample for sample in steady(samples) if sample.op_s]
     if not kept:
         return calibration
-    return calibrate_parts(calibration, s, layout, measured_parts(kept), len(kept))
+    measured = measured_parts(kept, Mesh(layout), s.global_batch)
+    return calibrate_parts(calibration, s, layout, measured, len(kept))
 
 
 def calibrate_parts(

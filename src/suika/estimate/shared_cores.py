@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from suika.estimate.grid import Array
+from suika.estimate.columns import Array
 
 CONTENTION = 8  # norm that joins the critical path and the cores' bound: near a maximum
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from suika.estimate import comm
+from suika.estimate.columns import Array
 from suika.estimate.compute import Compute, Pass, compute, softmax_is_loose
 from suika.estimate.factors import OP_CLASSES
-from suika.estimate.grid import Array, Grid
+from suika.estimate.grid import Grid
 from suika.estimate.pipeline import closed_form
 from suika.estimate.shared_cores import load_s, shared_cores_s
 
@@ -65,8 +66,10 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
     work = compute(g, factors)
     forward, backward = _layers(g, work, scale)
     num_micro = np.ceil(g.global_batch / (g.dp * g.micro_batch))
-    embedding = work.embedding + g.micro_batch_s * scale["host"] / 2
-    head = work.head_forward + work.head_backward
+    added = _accumulate_s(g, g.vocab * g.hidden / g.tp, scale)  # gradient of the embedding table, and of the head
+    embedding = work.embedding + g.micro_batch_s * scale["host"] / 2 + added / 3  # a third of both directions
+    head_backward = work.head_backward + added
+    head = work.head_forward + head_backward
     hop = comm.hop_s(g, comm.pp_extent(g), g.element_bytes * work.tokens * g.hidden) * scale["p2p"]
     v = g.virtual_stages
     hidden_hops = np.where((v > 1) & (g.p2p_overlap > 0), 0.2, 1.0)
@@ -111,7 +114,7 @@ def price(g: Grid, log: Mapping[str, Array | float] | None = None) -> Price:
         backward.total,
         embedding,
         work.head_forward,
-        work.head_backward,
+        head_backward,
         exposed_hops / np.maximum(2 * v, 1),
         g.micro_batch_s * scale["host"],
         work_s,
@@ -145,21 +148,29 @@ def _layers(g: Grid, work: Compute, scale: Mapping[str, Array]) -> tuple[Stage, 
         return np.where(g.cp_all_to_all > 0, factor * cp_raw, ring)
 
     ep = comm.ep_layer_s(g, work.tokens) * scale["ep"] * moe
-    host = g.host_layer_s * scale["host"] * np.where(g.tp > 1, 1.2, 1.0) * np.where(softmax_is_loose(g), 1.3, 1.0)
+    host = g.host_layer_s * scale["host"] * np.where(g.tp > 1, g.host_tp, 1.0) * np.where(softmax_is_loose(g), 1.3, 1.0)
     cp_f, cp_b = exposed_cp(f.attention, 1.0), exposed_cp(b.attention, 2.0)
-    busy_b = b.total + np.where(full, f.total, 0.0) + np.where(selective, f.attention, 0.0)
-    tp_b = 0.75 * tp * hidden + np.where(full, tp * hidden, 0.0)
+    plain, routed = layer_parameters(g)
+    added = _accumulate_s(g, plain + routed, scale)
+    busy_b = b.total + added + np.where(full, f.total, 0.0) + np.where(selective, f.attention, 0.0)
+    tp_b = np.where(g.emulated > 0, 1.0, 0.75) * tp * hidden + np.where(full, tp * hidden, 0.0)
     host_b = 1.3 * host + np.where(full, host, 0.0)
     gather, reduce = _fsdp_layer_s(g, scale)
 
     def stage(busy: Array, tp_s: Array, cp_s: Array, ep_s: Array, host_s: Array, traffic: Array) -> Stage:
         device = busy + tp_s + cp_s + ep_s
-        launched = np.where(g.host_serial > 0, device + host_s, soft_max(device, host_s))
+        launched = np.where(g.emulated > 0, device + host_s, soft_max(device, host_s))
         return Stage(busy, launched - device, tp_s, cp_s, ep_s, soft_max(launched, traffic) - launched)
 
     forward = stage(f.total, tp * hidden, cp_f, ep, host, gather)
     backward = stage(busy_b, tp_b, cp_b, ep * np.where(full, 2.0, 1.0), host_b, gather + reduce)
     return forward, backward
+
+
+def _accumulate_s(g: Grid, parameters: Array, scale: Mapping[str, Array]) -> Array:
+    """To add one micro-batch's gradient of so many `parameters` to those before, where the product itself did not."""
+    rate = g.vector * g.memory_bytes_per_s
+    return np.asarray(g.accumulate_bytes * parameters * (1 - g.frozen) / rate * scale["vector"])
 
 
 def layer_parameters(g: Grid) -> tuple[Array, Array]:
@@ -219,4 +230,5 @@ def _optimizer(g: Grid, scale: Mapping[str, Array]) -> Array:
     shard = np.where(g.zero >= 1, g.dp * g.cp, 1.0)
     owned = plain / shard + routed / np.maximum(shard / g.ep, 1)
     owned = owned * g.trained
-    return (g.optimizer_bytes * owned / (0.8 * g.memory_bytes_per_s) + g.update_s) * scale["optimizer"]
+    fixed = g.update_s + g.update_layer_s * g.layers / g.pp
+    return (g.optimizer_bytes * owned / (0.8 * g.memory_bytes_per_s) + fixed) * scale["optimizer"]

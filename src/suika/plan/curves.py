@@ -18,7 +18,7 @@ from suika.core.snapshot import Option, ScalingCurve
 from suika.estimate.calibrate import Calibration
 from suika.estimate.catalog import device_type as lookup
 from suika.estimate.catalog import is_known
-from suika.estimate.grid import LayoutColumns
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.knowledge import Known
 from suika.estimate.predict import Setting, estimate_many, setting
 from suika.estimate.recipe import BUILT_IN as BUILT_IN_RECIPE
@@ -51,13 +51,15 @@ def scaling_curve(
     counts are looked at (default: all up to a node or 16, then whole nodes). `calibrations` is per device type.
     `cores` > 0: emulated devices that share so many cores; by default each is priced as if it had its own.
     """
-    types = dict.fromkeys(node.device_type for node in cluster.nodes)
+    types = tuple(dict.fromkeys(node.device_type for node in cluster.nodes))
+    if device_type is not None:
+        types = cluster.types_named(device_type)
+        if not types:
+            lookup(device_type, cluster)  # refuses a name that means nothing; another type just has no nodes here
     options: list[Option] = []
     for name in types:
         if not is_known(name, cluster):
             continue  # a node of such devices runs commands
-        if device_type is not None and lookup(device_type, cluster) != lookup(name, cluster):
-            continue
         sizes = sorted((n.num_devices for n in cluster.nodes if n.device_type == name), reverse=True)
         top = min(sum(sizes), max_devices or sum(sizes))
         if layout is not None:

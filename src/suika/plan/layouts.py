@@ -14,7 +14,7 @@ import numpy as np
 
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
-from suika.estimate.grid import RECOMPUTE, Array, LayoutColumns
+from suika.estimate.columns import RECOMPUTE, Array, LayoutColumns
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Estimate
 from suika.core.tensors import logical_tensors
-from suika.estimate.grid import LayoutColumns
+from suika.estimate.columns import LayoutColumns
 from suika.estimate.predict import Setting, estimate_layout, estimate_many
 from suika.plan.layouts import Space, layout_columns
 
