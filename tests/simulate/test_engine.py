@@ -372,6 +372,23 @@ def test_a_big_gang_starts_within_a_bounded_time_under_a_stream_of_small_jobs(st
     assert mean_jct_s(outcome) < 1.5 * mean_jct_s(without)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("pause_s", [0.0, 260.0])
+def test_odd_lengths_equal_arrivals_and_uneven_nodes_end_under_every_policy(name: str, pause_s: float):
+    """Jobs of a billionth of a second and of three centuries, six at one instant, on nodes of 1, 3 and 8 devices. (Who
+    works in rounds is spared the centuries.)"""
+    cluster = Cluster((Node("n0", 1, "H100"), Node("n1", 8, "H100"), Node("n2", 3, "H100")))
+    huge = 1e4 if load(name).round_s else 1e10
+    seconds = [1e-9, 1.0, huge, 60.0, 1e-3, 3600.0, 60.0, 60.0, huge / 10, 5.0]
+    jobs = [
+        sim_job(f"j{i}", 0.0 if i < 6 else 50.0, length, priority=i % 2 - 1, weight=10.0 ** (3 * i - 15))
+        for i, length in enumerate(seconds)
+    ]
+    outcome = Engine(replace(world(*jobs, pause_s=pause_s), cluster=cluster), load(name)).run()
+    assert all(record.end_s is not None for record in outcome.records)
+    assert all(np.isfinite(value) for value in numbers(world(*jobs), outcome).values())
+
+
 def test_two_big_gangs_take_turns_once():
     """Both are late all the time: the second waits for the first's end, neither puts the other out."""
     gangs = [
