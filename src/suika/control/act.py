@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from suika.control.decider import Decide, Decided
 from suika.control.state import Run, State, Waiting
-from suika.control.store import News, StaleWriteError
+from suika.control.store import News, StaleWriteError, StoreAwayError
 from suika.control.views import Pricing, take_snapshot
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.errors import SpecError
@@ -153,10 +153,10 @@ class Actor:
         if job.state is JobState.UNSATISFIABLE:
             job = state.change(job, JobState.QUEUED, reason)
         watch, generation = state.watch(job.id), job.last_generation + 1
+        # The generation is on record before any process bears its number. What cannot be written has not been begun.
+        state.change(job, JobState.STARTING, reason, plan=plan, generation=generation, last_generation=generation)
         watch.busy_until_s = state.clock() + watch.launch_s
         state.hold(job.id, plan.devices)
-        # The generation is on record before any process bears its number.
-        state.change(job, JobState.STARTING, reason, plan=plan, generation=generation, last_generation=generation)
         if watch.run is not None:
             self._ask_to_start(job.id, generation)
         else:
@@ -191,21 +191,22 @@ class Actor:
         assert plan is not None
         assert job.plan is not None
         assert watch.run is not None
+        state.change(job, JobState.REDEPLOYING, reason, target=plan, last_generation=generation)
         watch.busy_until_s = waiting.expected_s
         state.hold(job.id, {*job.plan.devices, *plan.devices})
         state.give_up(set(job.plan.devices) - set(plan.devices), waiting.expected_s)
-        state.change(job, JobState.REDEPLOYING, reason, target=plan, last_generation=generation)
         moved = watch.run.redeploy(plan, generation, reason, lambda: self._commit(job.id, plan, generation))
         moved.add_done_callback(lambda done: self._report_failure(job.id, done))
 
     def _commit(self, job_id: str, plan: Plan, generation: int) -> bool:
-        """The point of no return, on the job's thread: one compare-and-set. False: it was cancelled meanwhile."""
+        """The point of no return, on the job's thread: one compare-and-set. False: it was cancelled meanwhile, or
+        cannot be written."""
         job = self.state.store.job(job_id)
         if job.state is not JobState.REDEPLOYING or job.last_generation != generation:
             return False
         try:
             self.state.store.put(job.update(plan=plan, generation=generation, num_moves=job.num_moves + 1))
-        except StaleWriteError:
+        except (StaleWriteError, StoreAwayError):
             return False
         return True
 
@@ -220,7 +221,7 @@ class Actor:
         state, watch = self.state, self.state.watch(job.id)
         assert watch.run is not None
         stops_s = job.spec.preemption.grace_s if job.spec.rigid else watch.launch_s
+        state.change(job, JobState.PREEMPTING, reason)
         watch.busy_until_s = state.clock() + stops_s
         state.give_up(watch.held, watch.busy_until_s)
-        state.change(job, JobState.PREEMPTING, reason)
         watch.run.preempt(deadline_s)

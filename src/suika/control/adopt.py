@@ -11,12 +11,14 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from suika.control.agents import AgentHub
 from suika.control.controller import Controller
 from suika.control.launch import LocalLauncher
 from suika.control.roster import Roster
+from suika.control.store import StoreAwayError
 from suika.core.cluster import Device
 from suika.core.job import HOLDS_DEVICES, Job, JobState
 from suika.runtime.adopt import OnRecord, ProcessName, take_back
@@ -44,7 +46,8 @@ class AgentLauncher(LocalLauncher):
         def hear(event: JobEvent) -> None:
             """On the job's thread: a snapshot is on record before the ranks that wrote it may be let go."""
             if isinstance(event, Snapshotted):
-                store.saved(event.job_id, event.generation, event.step, event.path)
+                with suppress(StoreAwayError):  # the loop will try again
+                    store.saved(event.job_id, event.generation, event.step, event.path)
             on_event(event)
 
         assert self.processes is not None

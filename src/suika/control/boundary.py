@@ -13,9 +13,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from suika.control.store import StoreAwayError
 from suika.core.errors import ConflictError, NotFoundError, SpecError
 
 MAX_BODY_BYTES = 1 << 20
@@ -88,6 +90,11 @@ def install(app: FastAPI) -> None:
         problem = "the controller did not take the request up in time; it may still be carried out"
         return refusal(503, "request", None, problem, "ask again with the same Idempotency-Key", Retry_After="5")
 
+    def away(_: Request, error: Exception) -> PlainJson:
+        said = str(error.orig) if isinstance(error, OperationalError) else str(error)
+        fix = "ask again with the same Idempotency-Key; the controller's log says more"
+        return refusal(503, "store", None, f"it cannot be reached or written now: {said}", fix, Retry_After="30")
+
     def fault(request: Request, error: Exception) -> PlainJson:
         traceback.print_exception(error, file=sys.stderr)
         return PlainJson(
@@ -98,6 +105,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(TimeoutError, overloaded)
+    app.add_exception_handler(StoreAwayError, away)
+    app.add_exception_handler(OperationalError, away)
     app.add_exception_handler(Exception, fault)
     app.add_middleware(SizeLimit)
 

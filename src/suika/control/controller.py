@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,14 +23,15 @@ from suika.control.drains import Drains
 from suika.control.final import delivering
 from suika.control.observe import Observer
 from suika.control.state import Clock, Run, State, Watch
-from suika.control.store import StaleWriteError, Store
+from suika.control.store import StaleWriteError, Store, StoreAwayError
 from suika.control.views import Pricing
 from suika.core.cluster import Cluster
 from suika.core.policy import Policy
-from suika.runtime.events import JobEvent
+from suika.runtime.events import JobEvent, Sampled, StepDone
 
 T = TypeVar("T")
 TICK_S = 0.2  # the longest that an expired hold goes unnoticed
+AWAY_S = 1.0  # between attempts to go on with a store that cannot be written
 CALL_WAIT_S = 30.0
 DEVICE_HOLD_S = 30.0  # a device whose process died is set aside for so long
 
@@ -59,6 +61,8 @@ class Controller:
         self._listener = listener
         self._stopping = False
         self._last_fault = ""
+        self._away = False  # the store, at the last fault
+        self._kept: list[JobEvent | Callable[[], None]] = []
         self._turned_s = time.monotonic()
         self._round_s, self._next_round_s = policy.round_s, 0.0
         self.observer = Observer(self.state, device_hold_s, self.retire, delivering(self._pool.submit, self.post))
@@ -78,15 +82,20 @@ class Controller:
 
     def turn(self, wait_s: float = 0.0) -> None:
         """Take in everything that has arrived (waiting up to `wait_s` for a first message), then act."""
-        self._turned_s = time.monotonic()
-        for message in self._arrived(wait_s):
-            self._guarded(message if callable(message) else partial(self.observer.see, message))
+        self._turned_s, self._away = time.monotonic(), False
+        messages = [*self._kept, *self._arrived(wait_s)]
+        self._kept = []
+        for index, message in enumerate(messages):
+            if not self._guarded(message if callable(message) else partial(self.observer.see, message)) and self._away:
+                # What could not be written down must not be lost; but the next step will be reported like the last.
+                self._kept = [m for m in messages[index:] if not isinstance(m, StepDone | Sampled)]
+                break
         self._guarded(self._expire_holds)
         self._guarded(self.drains.look)
         if self.state.changed:
             self.state.changed = False
             self.state.changed |= not self._guarded(self.actor.decide)  # tried again in the next round
-        self._guarded(self.actor.dispatch)
+        self.state.changed |= not self._guarded(self.actor.dispatch)
 
     def _arrived(self, wait_s: float) -> list[JobEvent | Callable[[], None]]:
         messages = []
@@ -103,10 +112,12 @@ class Controller:
         try:
             action()
         except Exception as error:
+            self._away = isinstance(error, StoreAwayError)
             fault = f"{type(error).__name__}: {error}"
             if fault != self._last_fault:
                 traceback.print_exc(file=sys.stderr)
-                self.state.log("controller-fault", error=fault)
+                with suppress(StoreAwayError):
+                    self.state.log("controller-fault", error=fault)
             self._last_fault = fault
             return False
         return True
@@ -144,6 +155,8 @@ class Controller:
     def _loop(self) -> None:
         while not self._stopping:
             self.turn(TICK_S)
+            if self._away:
+                time.sleep(AWAY_S)
 
     def call(self, change: Callable[[], T]) -> T:
         """Run `change` on the loop's thread, between cycles; its result, or what it raises."""

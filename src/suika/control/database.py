@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.exc import OperationalError
 
 from suika.control import tables
 from suika.control.migrate import migrate
@@ -45,6 +46,7 @@ from suika.control.store import (
     MemoryStore,
     News,
     StaleWriteError,
+    StoreAwayError,
     Which,
 )
 from suika.core.cluster import Node
@@ -217,10 +219,12 @@ class DatabaseStore:
                     self._flush_progress(connection)
                     yield self._open
                     self._open.flush()
-            except BaseException:
+            except BaseException as error:
                 self._last_seq = last_seq  # nothing was written: no number is used up
                 if self._open is not None:
                     self._open.take_back()
+                if isinstance(error, OperationalError):
+                    raise StoreAwayError(f"the store cannot be written: {error.orig}") from error
                 raise
             finally:
                 self._open = None
@@ -303,7 +307,7 @@ class DatabaseStore:
                 return False
             self._progress[job_id] = (generation, steps_done)
             if time.monotonic() - self._flushed_s > PROGRESS_EVERY_S:
-                with self._writing():
+                with suppress(StoreAwayError), self._writing():  # what cannot be written now is written later
                     pass
             return True
 

@@ -73,6 +73,10 @@ class StaleWriteError(RuntimeError):
     """Somebody else changed the record first: the writer's view is out of date and its write did not happen."""
 
 
+class StoreAwayError(RuntimeError):
+    """The store cannot be written now: its disk is full, its server is gone. The write did not happen."""
+
+
 class Store(Protocol):
     """Safe to call from any thread."""
 

@@ -1,0 +1,117 @@
+"""A store that cannot be written for a while, its disk being full: no report is lost, nothing is half done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from world import World
+
+from suika.control.database import DatabaseStore
+from suika.control.store import MemoryStore, News, StoreAwayError
+from suika.core.job import Job, JobState
+from suika.runtime.events import Outcome
+
+WRITES = ("add", "put", "append", "saved", "calibrated", "set_draining")
+
+
+@contextmanager
+def full_disk(store: MemoryStore) -> Iterator[None]:
+    """None of the store's writes happens."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise StoreAwayError("the disk is full")
+
+    for name in WRITES:
+        setattr(store, name, refuse)
+    yield
+    for name in WRITES:
+        delattr(store, name)
+
+
+def turn(world: World) -> None:
+    """As `World.turn`, which takes a fault for a failed test."""
+    for _ in range(4):
+        world.controller.turn(0.02)
+
+
+def test_reports_wait_until_they_can_be_written_down(world: World) -> None:
+    run, other = world.start("a", "n0/0", "n0/1"), world.start("b", "n1/0")
+    with full_disk(world.store):
+        run.saved(40)
+        run.steps(9)
+        run.ended(Outcome.FINISHED)
+        other.saved(7)
+        other.ended(Outcome.LOST, saved=7)
+        turn(world)
+        assert world.job("a").state is world.job("b").state is JobState.RUNNING
+    turn(world)
+    assert world.job("a").state is JobState.FINISHED
+    assert world.job("b").state is JobState.QUEUED
+    kinds = world.kinds("a")
+    assert kinds.index("snapshot") < kinds.index("job-finished")
+    assert kinds.count("job-finished") == 1
+    assert not world.controller.state.watch(world.job("a").id).held
+
+
+@pytest.mark.parametrize("what", ["start", "move", "stop"])
+def test_what_cannot_be_written_is_not_begun(world: World, what: str) -> None:
+    run = world.start("a", "n0/0")
+    world.submit("b")
+    state = world.controller.state
+    decisions = {
+        "start": world.grant("b", "n0/1"),
+        "move": world.grant("a", "n1/0", "n1/1"),
+        "stop": world.preempt("a"),
+    }
+    world.policy.next = [decisions[what]]
+    world.controller.actor.decide()
+    assert len(state.waiting) == 1
+    with full_disk(world.store):
+        turn(world)
+        held = {str(device) for watch in state.watches.values() for device in watch.held}
+        assert (held, state.releasing, state.waiting) == ({"n0/0"}, {}, [])
+    turn(world)
+    assert [asked[0] for asked in run.asked] == ["start"]
+    assert (world.job("a").state, world.job("b").state) == (JobState.RUNNING, JobState.QUEUED)
+    assert len(world.policy.seen) >= 2, "it is decided about anew"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[tuple[DatabaseStore, list[int]]]:
+    """SQLite on a disk that can be made full: a limit on the file's pages, by connection."""
+    store, pages = DatabaseStore(f"sqlite:///{tmp_path}/suika.db"), [1 << 30]
+
+    @event.listens_for(store.engine, "begin")
+    def limit(connection: Any) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages[0]}")
+
+    yield store, pages
+    store.close()
+
+
+def test_a_full_database_takes_back_what_it_could_not_write(small: tuple[DatabaseStore, list[int]]) -> None:
+    from conformance import spec
+
+    store, pages = small
+    store.add(Job("j1", spec("a"), 1.0), News(1.0, "submitted", {}))
+    before = (store.jobs(), store.events(), store.heads())
+    pages[0] = 1
+
+    def fill() -> None:
+        for number in range(1000):
+            store.append(2.0, "large", "j1", text="x" * 100_000, number=number)
+
+    with pytest.raises(StoreAwayError, match="full"):
+        fill()
+    written = len(store.events())
+    with pytest.raises(StoreAwayError):
+        store.add(Job("j2", spec("b" * 60, steps=7), 2.0), News(2.0, "submitted", {"body": "x" * 1_000_000}))
+    assert (store.jobs(), store.heads()) == (before[0], before[2])
+    pages[0] = 1 << 30
+    store.append(3.0, "goes-on")
+    assert [event.seq for event in store.events()] == list(range(1, written + 2))
