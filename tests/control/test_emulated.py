@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from suika.agent.emulated import EmulatedForks, Emulation
+from suika.agent.emulated import EmulatedForks, EmulatedRules, Emulation
 from suika.agent.emulated_job import MovePrice
 from suika.agent.words import check_event
 from suika.core.cluster import parse_cluster_shorthand
@@ -16,7 +16,8 @@ from suika.core.errors import SpecError
 from suika.core.job import JobSpec, parse_job
 from suika.core.layout import Layout
 from suika.core.plan import Placement, Plan
-from suika.runtime.gang import RANK_ENTRY
+from suika.runtime.gang import COMMAND_ENTRY, RANK_ENTRY
+from suika.runtime.outside import ENTRY as OUTSIDE
 
 CLUSTER = parse_cluster_shorthand("2x4:A800")
 MODEL = {"family": "llama", "layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257}
@@ -117,6 +118,22 @@ def test_steps_end_when_they_should(scene: Scene) -> None:
     ends = [(at_s, message["step"]) for at_s, message in scene.said("step")]
     assert ends == [(pytest.approx(30.0 + 30.0 * step), step) for step in range(1, 8)]
     assert [(at_s, m["outcome"]) for at_s, m in scene.said("ended")] == [(pytest.approx(240.0), "finished")] * 2
+
+
+def test_a_job_in_its_own_environment_is_acted_out_too(scene: Scene) -> None:
+    """Its nodes are set up in no time, and its ranks, which would be other programs, are ranks."""
+    ours = {"process": "j.setup.1.0.n0", "entry": COMMAND_ENTRY, "launch": {"command": []}}
+    command = {"process": "k.1.n0/0", "entry": COMMAND_ENTRY, "launch": {"command": ["x"]}}
+    rank = {"process": "j.1.n0/0", "entry": OUTSIDE, "launch": {"entry": RANK_ENTRY}}
+    assert [EmulatedRules().refusal(order) is None for order in (ours, command, rank)] == [True, False, True]
+    node = scene.nodes["n0"]
+    node.order({"do": "fork", **ours})
+    node.order({"do": "send", "process": ours["process"], "message": {"do": "setup", "variables": {}}})
+    scene.turn(0.1)
+    assert [message["generation"] for _, message in scene.said("set-up")] == [1]
+    node.order({"do": "send", "process": ours["process"], "message": {"do": "exit"}})
+    scene.turn(0.1)
+    assert list(scene.exits()) == [ours["process"]]
 
 
 def test_fast_steps_are_reported_some_at_a_time_and_none_is_lost(scene: Scene) -> None:

@@ -201,6 +201,7 @@ def test_a_container_is_the_start_of_the_command_line(gang: Callable[..., Gang],
         ({"environment": {"workdir": "/no/such/folder"}}, 126, "working directory"),
         ({"environment": {"venv": "/no/such/venv"}}, 126, "no virtual environment"),
         ({"environment": {"setup": ["/bin/sh", "-c", "exit 9"]}}, 9, "set-up"),
+        ({"environment": {"setup": ["/bin/sh", "-c", "echo no such disk >&2; exit 9"]}}, 9, "code 9: no such disk"),
     ],
 )
 def test_what_cannot_start_says_why(gang: Callable[..., Gang], changes: dict[str, Any], code: int, text: str) -> None:

@@ -19,15 +19,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from suika.agent.emulated_job import EmulatedJob, Prices
+from suika.agent.rules import Rules
 from suika.core.cluster import Device
 from suika.core.errors import require
-from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY
+from suika.runtime import setup
+from suika.runtime.gang import COMMAND_ENTRY, RANK_ENTRY, STORE_ENTRY
 from suika.runtime.messages import Message
 
 MOST_SPEEDUP = 60.0  # beyond it the protocol's own time would weigh too much
 _CANNOT_RUN = 126
 _KILLED = -9
 Action = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class EmulatedRules(Rules):
+    """What a node whose jobs are acted out refuses: a command, which has nothing to act by."""
+
+    def refusal(self, order: Message) -> str | None:
+        runs_it = order["entry"] == COMMAND_ENTRY and not setup.is_of(order["process"])
+        return "acts jobs out, and commands have nothing to act by" if runs_it else None
 
 
 @dataclass
@@ -121,15 +132,17 @@ class Emulation:
 
     def _fork(self, node: str, order: Message) -> None:
         name, launch = order["process"], order["launch"]
-        if order["entry"] not in (RANK_ENTRY, STORE_ENTRY):  # a command has no emulated counterpart
+        entry = launch.get("entry", order["entry"])  # in an environment of its own a rank is a rank
+        if entry not in (RANK_ENTRY, STORE_ENTRY) and not setup.is_of(name):  # a command has no emulated counterpart
             self._nodes[node].tell({"event": "exit", "process": name, "code": _CANNOT_RUN})
             return
-        device = Device.parse(launch["device"]) if order["entry"] == RANK_ENTRY else None
+        device = Device.parse(launch["device"]) if entry == RANK_ENTRY else None
         process = EmulatedProcess(name, node, name.partition(".")[0], device, next(self._pids))
         self.processes[name] = process
         self._nodes[node].tell({"event": "forked", "process": name, "pid": process.pid})
-        if device is None:
+        if entry == STORE_ENTRY:
             self.say(process, "store", host="emulated", port=0)
+        if device is None:
             return
         if process.job_id not in self.jobs:
             self.jobs[process.job_id] = EmulatedJob(self, process.job_id, launch)
@@ -140,6 +153,8 @@ class Emulation:
             self.say(process, "pong")
         elif message["do"] == "exit":
             self._let_go(process)
+        elif message["do"] == "setup":  # there is nothing to set up
+            self.say(process, "set-up", int(process.name.split(".")[2]))
         elif process.device is not None:
             self.jobs[process.job_id].hear(process, message)
 

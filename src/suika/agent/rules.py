@@ -11,6 +11,7 @@ from typing import Any
 
 from suika.agent.link import Message
 from suika.core.errors import require
+from suika.runtime import outside
 from suika.runtime.gang import COMMAND_ENTRY, HOLDER_ENTRY, RANK_ENTRY, STORE_ENTRY
 from suika.runtime.logs import MAX_BYTES, MAX_FILES
 
@@ -54,8 +55,13 @@ class Rules:
     def refusal(self, order: Message) -> str | None:
         """Why a `fork` order is not carried out; None if it is."""
         entry, program = order["entry"], order["launch"].get("program")
+        if entry in (COMMAND_ENTRY, outside.ENTRY) and not self.commands:
+            return "runs no commands (--no-commands)"
         if entry == COMMAND_ENTRY:
-            return None if self.commands else "runs no commands (--no-commands)"
+            return None
+        if entry == outside.ENTRY:  # then with a trainer, and a torch, of its own
+            known = order["launch"].get("entry") in (RANK_ENTRY, STORE_ENTRY)
+            return None if known else "starts ranks and stores alone"
         if entry not in (RANK_ENTRY, STORE_ENTRY, HOLDER_ENTRY):
             return f"does not start {str(entry)[:80]}"
         if program is not None and program not in self.programs:

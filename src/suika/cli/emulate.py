@@ -21,10 +21,9 @@ def act_out(
 ) -> None:
     """Serve as every node of `cluster` until SIGTERM."""
     need("agent --emulate", "server")
-    from suika.agent.emulated import Emulation
+    from suika.agent.emulated import EmulatedRules, Emulation
     from suika.agent.inventory import CpuDevices
     from suika.agent.program import Agent, RefusedError
-    from suika.agent.rules import Rules
     from suika.control.client import home as suika_home
     from suika.control.emulation import Emulated, EmulatedPrices
 
@@ -34,7 +33,7 @@ def act_out(
     emulation = Emulation(prices, speedup)
     folder = (home or suika_home() / "agents").absolute()
     threading.stack_size(_STACK_BYTES)
-    rules = Rules(commands=False, trains=True)  # acted out: with torch or without; a command has nothing to act by
+    rules = EmulatedRules()
     agents = [
         Agent(
             join,

@@ -22,6 +22,7 @@ from suika.core.errors import SpecError, require
 from suika.core.job import ENDED, Job
 from suika.core.plan import Plan
 from suika.runtime import logs as files
+from suika.runtime import setup
 from suika.runtime.adopt import ProcessName
 
 PAGE_BYTES = 256 << 10
@@ -68,7 +69,7 @@ class FolderShelf:
         self._folder = folder
 
     def logs(self, node: str, job_id: str) -> list[files.Log]:
-        return [log for log in files.logs_in(self._folder, f"{job_id}.") if _device(log.process, node) is not None]
+        return [log for log in files.logs_in(self._folder, f"{job_id}.") if _shown_as(log.process, node) is not None]
 
     def read(self, node: str, process: str, at: int, limit: int) -> tuple[bytes, int]:
         return files.read(self._folder, process, at, limit)
@@ -89,9 +90,9 @@ class JobLogs:
         for node in _nodes(events):
             try:
                 for log in self._shelf.logs(node, job.id):
-                    device = _device(log.process, node)
+                    shown_as, device = _shown_as(log.process, node), _device(log.process, node)
                     ranks = _ranks_of(log.process, device, plans) if device is not None else []
-                    if device is None or (rank is not None and rank not in ranks):
+                    if shown_as is None or (rank is not None and rank not in ranks):
                         continue
                     at = max(seen.get(log.process, log.first), log.first)
                     text = ""
@@ -110,7 +111,7 @@ class JobLogs:
                     seen[log.process] = at
                     if text:
                         shown = ranks[-1] if ranks else None
-                        entries.append({"process": log.process, "device": str(device), "rank": shown, "text": text})
+                        entries.append({"process": log.process, "device": shown_as, "rank": shown, "text": text})
             except UnreachableError as error:
                 missing.append({"node": node, "problem": str(error)})
         return {
@@ -150,6 +151,14 @@ def _device(process: str, node: str) -> Device | None:
     except (ValueError, SpecError):
         return None
     return device if device is not None and device.node == node else None
+
+
+def _shown_as(process: str, node: str) -> str | None:
+    """What a process's lines are shown under, if it ran on `node`: a rank's device; what set the node up."""
+    device = _device(process, node)
+    if device is not None:
+        return str(device)
+    return f"{node} set-up" if setup.is_of(process) and process.split(".", 4)[4:] == [node] else None
 
 
 def _ranks_of(process: str, device: Device, plans: dict[int, Plan]) -> list[int]:

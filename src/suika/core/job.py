@@ -208,11 +208,7 @@ class JobSpec(Strict):
     def _fits(self) -> JobSpec:
         if self.rigid:
             return self._fits_a_gang()
-        model, inside = self.model, self.environment
-        for name, value in (("venv", inside.venv), ("container", inside.container), ("setup", inside.setup)):
-            if value:
-                problem = "the built-in trainer runs in the agent's own environment"
-                raise SpecError(f"job.environment.{name}", value, problem, "leave it out, or give a command")
+        model = self.model
         if model.family == "gpt" and model.max_positions and model.max_positions < self.sequence_length:
             raise ValueError(f"sequence_length({self.sequence_length}) > model.max_positions({model.max_positions})")
         if isinstance(self.layout, Layout):

@@ -17,6 +17,7 @@ from suika.core.cluster import Device
 from suika.core.decision import Reason
 from suika.core.plan import Plan
 from suika.core.redeployment import Phase, Redeployment
+from suika.runtime import setup
 from suika.runtime.coordinator import JobRun
 from suika.runtime.events import Moving, Outcome, Released
 from suika.runtime.gang import DiedError, Member
@@ -27,7 +28,7 @@ Claim = Callable[[str, Callable[[Message], None]], None]
 
 class ProcessName(NamedTuple):
     """`job.generation.node/index` of a rank (the generation in which it was forked), `job.store.hex` of a store,
-    `job.holder.node.hex` of a holder."""
+    `job.holder.node.hex` of a holder, `job.setup.generation.number.node` of what prepares a node."""
 
     job_id: str
     device: Device | None
@@ -38,7 +39,7 @@ class ProcessName(NamedTuple):
         job_id, kind, rest = text.split(".", 2)
         if kind == "holder":
             return ProcessName(job_id, None, rest.rpartition(".")[0])
-        return ProcessName(job_id, None if kind == "store" else Device.parse(rest))
+        return ProcessName(job_id, None if kind in ("store", setup.KIND) else Device.parse(rest))
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: C
         run.keeper.newest = record.snapshot
     for process in found:
         claim(process, run.gang.post)
+    run.gang.kill([member for member in run.gang.members.values() if setup.is_of(member.process)])
     run.copies.welcome()
     if not record.started:
         raise DiedError(Member(run.job_id, None, 0.0), "was starting when its controller ended", 0.0)

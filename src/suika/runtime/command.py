@@ -30,6 +30,7 @@ from suika.runtime.messages import Channel, DisconnectedError, Message
 HOST = "127.0.0.1"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _END_WAIT_S = 5.0
+_TAIL_BYTES = 2000  # of what a set-up command printed: its failure is told with that
 _LOOK_EVERY_S = 3.0  # for orphans of the program that have ended: nobody else collects them
 _SIOCGIFADDR = 0x8915
 NOT_FOUND = 127  # exit code, as shells have it
@@ -60,6 +61,7 @@ class Shepherd:
         self._interface = interface_of(launch.get("address") or "")
         self._child: subprocess.Popen[bytes] | None = None
         self._what = ""  # is running: set-up or command
+        self._tail = b""  # what a set-up command printed last
         self._kill_at_s: float | None = None  # the grace ends
         self._selector = selectors.DefaultSelector()
 
@@ -70,8 +72,8 @@ class Shepherd:
         while True:
             left_s = _LOOK_EVERY_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
             for key, _ in self._selector.select(min(max(left_s, 0.0), _LOOK_EVERY_S)):
-                if key.data is not None:
-                    self._ended(key.fd)
+                if key.data is not None and key.fd in self._selector.get_map():  # not ended in this very round
+                    key.data(key.fd)
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                 self._kill_at_s = None
                 end_children(collect=False)
@@ -119,6 +121,8 @@ class Shepherd:
                 cwd=workdir,
                 env=variables,
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if what == "set-up" else None,
+                stderr=subprocess.STDOUT if what == "set-up" else None,
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # this process has one thread
             )
@@ -128,9 +132,25 @@ class Shepherd:
             self._say("no-start", error=f"{argv[0]} does not start: {error}", code=NOT_STARTED)
         else:
             self._what = what
-            self._selector.register(os.pidfd_open(self._child.pid), selectors.EVENT_READ, what)
+            self._selector.register(os.pidfd_open(self._child.pid), selectors.EVENT_READ, self._ended)
+            if self._child.stdout is not None:
+                self._tail = b""
+                os.set_blocking(self._child.stdout.fileno(), False)
+                self._selector.register(self._child.stdout, selectors.EVENT_READ, self._pass_on)
             if what == "command":
                 self._say("running", step=0)
+
+    def _pass_on(self, output: int) -> bool:
+        """Log what a set-up command printed, and keep its last lines. False: there is no more now."""
+        try:
+            data = os.read(output, 1 << 16)
+        except BlockingIOError:
+            return False
+        os.write(1, data)
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if not data:
+            self._selector.unregister(output)
+        return bool(data)
 
     def _ended(self, pidfd: int) -> None:
         """The program is over: so is all that it started."""
@@ -140,12 +160,20 @@ class Shepherd:
         assert child is not None
         code = child.wait()
         end_children()
+        if child.stdout is not None:
+            while child.stdout.fileno() in self._selector.get_map() and self._pass_on(child.stdout.fileno()):
+                pass
+            with suppress(KeyError):
+                self._selector.unregister(child.stdout)
+            child.stdout.close()
         if self._what == "command":
             self._say("exited", code=code)
         elif code == 0:
             self._say("set-up")
         else:
-            self._say("no-start", error=f"the set-up command ended with code {code}", code=code)
+            printed = "".join(c if c.isprintable() else " " for c in self._tail.decode(errors="replace")).strip()
+            said = f"the set-up command ended with code {code}" + (f": {printed}" if printed else "")
+            self._say("no-start", error=said, code=code)
 
     def _say(self, say: str, **content: Any) -> None:
         self._channel.post({"say": say, "job_id": self._job_id, "generation": self._generation, **content})

@@ -24,7 +24,7 @@ from suika.core.plan import Plan
 from suika.core.redeployment import Mode, Redeployment
 from suika.core.sample import StepSample
 from suika.reshard.predict import pace_of
-from suika.runtime import copies, timing
+from suika.runtime import copies, outside, setup, timing
 from suika.runtime.events import (
     AllStepsDoneError,
     Ended,
@@ -75,6 +75,8 @@ class JobRun:
         self.job_id = job_id
         self.spec = spec
         self.limits = limits or Limits()
+        if outside.is_needed(spec.environment):  # each process imports torch by itself
+            self.limits = replace(self.limits, launch_s=3 * self.limits.launch_s)
         self.generation = 0
         self.plan: Plan | None = None  # of the running generation
         self.ranks: dict[Device, Member] = {}  # of the running generation
@@ -212,6 +214,7 @@ class JobRun:
         if message.get("generation") != self.generation and message["say"] != "published":
             return
         if message["say"] == "step":
+            self.gang.vouch(self.ranks.values())
             self.step = message["step"]
             self.times.ended(message["step"], message["at_s"])
             fields = {name: message[name] for name in ("step", "loss", "grad_norm", "lr", "num_tokens", "at_s")}
@@ -236,6 +239,7 @@ class JobRun:
         began_s = time.monotonic()
         limits, self.generation, self.plan, self.times = self.limits, generation, plan, StepTimes()
         recall, snapshot, fell_back = self._source(snapshot)
+        self._prepare_nodes(plan, generation)
         store = self.store()
         self.ranks = {device: self.spawn(device, generation) for device in plan.devices}
         self.gang.gather("ready", 0, self.ranks.values(), limits.launch_s, self.check)
@@ -287,6 +291,12 @@ class JobRun:
         self._need_running()
         assert generation > self.generation, f"generation {generation} after {self.generation}"
         self._measure(final=True)
+        try:
+            self._prepare_nodes(plan, generation)
+        except (setup.SetUpError, DiedError, TimeoutError) as error:
+            if isinstance(error, DiedError) and error.member.device is not None:
+                raise  # a rank of the running generation
+            raise NotRunningError(f"a node cannot be prepared: {error}") from error
         old_times = self.times
         record = Move(self, plan, generation, reason, weights_first, mode).run(commit)
         self._tidy_store()
@@ -342,13 +352,29 @@ class JobRun:
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
+    def _prepare_nodes(self, plan: Plan, generation: int) -> None:
+        """Set up the nodes of `plan` on which no rank of this job runs."""
+        if setup.is_needed(self.spec.environment):
+            there = {device.node for device in self.ranks}
+            fresh = [device for device in plan.devices if device.node not in there]
+            setup.set_up(self.gang, self.spec, generation, fresh, self.check)
+
+    def _fork(self, name: str, node: str, device: Device | None, entry: str, launch: dict[str, Any]) -> Member:
+        """In the agent's own environment, or in the job's."""
+        inside = self.spec.environment
+        if not outside.is_needed(inside):
+            return self.gang.spawn(name, node, device, entry, launch)
+        launch |= {"entry": entry, "environment": inside.model_dump(mode="json")}
+        launch["variables"] = self._launch["variables"]
+        return self.gang.spawn(name, node, device, outside.ENTRY, launch, imports=True)
+
     def store(self) -> dict[str, Any]:
         """Address of the job's rendezvous store; a new one if there is none or it died."""
         store = self._store
         if store is None or not store.alive:
             node = self.plan.devices[0].node if self.plan else ""
             name = f"{self.job_id}.store.{secrets.token_hex(4)}"
-            store = self._store = self.gang.spawn(name, node, None, STORE_ENTRY, {"token": self._token})
+            store = self._store = self._fork(name, node, None, STORE_ENTRY, {"token": self._token})
         (said,) = self.gang.gather("store", 0, [store], self.limits.launch_s, complaint="failed")
         return {"host": said["host"], "port": said["port"], "token": self._token}
 
@@ -363,7 +389,7 @@ class JobRun:
     def spawn(self, device: Device, generation: int) -> Member:
         name = f"{self.job_id}.{generation}.{device}"
         launch = {**self._launch, "device": str(device)}
-        return self.gang.spawn(name, device.node, device, RANK_ENTRY, launch)
+        return self._fork(name, device.node, device, RANK_ENTRY, launch)
 
     def settle_snapshot(self) -> None:
         """Let a snapshot that is being written become complete."""
