@@ -11,10 +11,13 @@ from schedule_cases import POLICIES, Flat, after, check_floor, curve, job, on, r
 
 from suika.core.decision import Action
 from suika.core.errors import SpecError
+from suika.core.layout import Layout
 from suika.core.quota import Quota
-from suika.core.snapshot import Snapshot
+from suika.core.snapshot import Option, ScalingCurve, Snapshot
+from suika.schedule.board import board_of
 from suika.schedule.cycle import run_cycle
 from suika.schedule.policies import load
+from suika.schedule.policies.order import facts, give
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -58,6 +61,50 @@ def test_unknown_names_and_parameters_are_named():
         load("suica")
     with pytest.raises(SpecError, match="taxes"):
         load("suika", taxes=1)
+
+
+# -- what rivals are not burdened with -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fifo", "fifo-backfill", "sjf", "srtf", "tiresias", "themis", "gavel"])
+def test_a_rigid_gang_waits_for_a_good_shape(name: str):
+    """8 devices on one node take 1 s per step, 7 + 1 take 8 s: a gang that took what is free first would be slow for
+    its whole life."""
+    shapes = ScalingCurve((Option((8,), Layout(dp=8), 1.0, ""), Option((7, 1), Layout(dp=8), 8.0, "")))
+    gang = job("gang", 1e4, shapes, min_devices=8, max_devices=8, requested_devices=8, submitted_s=5.0)
+    one = {"min_devices": 1, "max_devices": 1, "requested_devices": 1}
+    blocks = [on(job(f"b{n}", 1e3, curve((1,)), **one), f"n{n}/0") for n in range(2)]
+    assert not run_cycle(snapshot("2x8:cpu", *blocks, gang), load(name)).steps
+    (step,) = run_cycle(snapshot("2x8:cpu", blocks[0], gang), load(name)).steps
+    assert {device.node for device in step.decision.devices} == {"n1"}
+
+
+def test_who_keeps_its_size_is_not_moved_for_one_that_comes_first():
+    """Both nodes are in use by someone who stays; the newcomer, first in order, takes a smaller size beside them."""
+    stays = [on(job(f"s{n}", 1e3, curve((2,)), min_devices=2, max_devices=2), f"n{n}/0", f"n{n}/1") for n in range(2)]
+    node_only = ScalingCurve(tuple(o for o in curve((2, 4, 8)).options if len(o.shape) == 1))
+    board = board_of(snapshot("2x8:cpu", *stays, job("new", 10.0, node_only, submitted_s=1.0)))
+    known = facts(board)
+    new = next(fact for fact in known if not fact.held)
+    sizes = {fact.number: fact.held or 8 for fact in known}
+    (made,) = give(board, [new, *(fact for fact in known if fact.held)], sizes)
+    assert (made.job_id, len(made.devices)) == ("new", 4)
+
+
+def test_sia_maximises_its_program():
+    """Two jobs on 4 devices: an exhaustive search over their configurations agrees."""
+    jobs = [job(f"j{i}", 1e4, curve((1, 2, 4), power=power), max_devices=4) for i, power in enumerate((0.9, 0.4))]
+    held = [on(view, f"n0/{i}") for i, view in enumerate(jobs)]
+    made = {view.id: len(view.devices) for view in after(run_cycle(snapshot("1x4:cpu", *held), load("sia"))).jobs}
+
+    def value(size: int, power: float) -> float:
+        restart = 1.0 if size == 1 else 100.0 / 110.0  # 100 s old, a pause of 10 s
+        return 2.1 - (restart * size**power) ** -0.5 if size else 0.0
+
+    best = max(
+        ((a, b) for a in (0, 1, 2) for b in (0, 1, 2) if a + b <= 4), key=lambda p: value(p[0], 0.9) + value(p[1], 0.4)
+    )
+    assert (made["j0"], made["j1"]) == best
 
 
 # -- what Suika's own policy promises ----------------------------------------------------------------------------
