@@ -40,7 +40,7 @@ class Policy:
             [[n - f.menu.nums[0] for n in s] for f, s in zip(admitted, options, strict=True)], values, free
         )
         sizes = {fact.number: s[c] for fact, s, c in zip(admitted, options, chosen, strict=True)}
-        return give(board, admitted, sizes)
+        return give(board, admitted, sizes, stays_first=False)
 
     def _worth(self, fact: Fact, size: int) -> float:
         """Seconds saved against the base demand."""
