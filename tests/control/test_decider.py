@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,28 @@ def test_a_fault_of_the_policy_is_told_and_the_next_cycle_goes_on(process: Decis
     with pytest.raises(DecisionError, match="Error"):
         process(replace(snapshot, jobs=(None,)))
     assert process(snapshot).steps
+
+
+def test_a_long_cycle_is_followed_by_a_rest_as_long(world: World) -> None:
+    """A cluster of thousands that starts has news all the time: reports and requests get half of it."""
+    actor = world.controller.actor
+    decide, ended_s = actor.decide, []
+
+    def slow() -> Any:
+        time.sleep(0.3)
+        result = decide()
+        ended_s.append(time.monotonic())
+        world.controller.state.changed = True
+        return result
+
+    actor.decide = slow  # type: ignore[method-assign]
+    until_s, turns = time.monotonic() + 1.5, 0
+    while time.monotonic() < until_s:
+        world.controller.turn(0.02)
+        turns += 1
+    assert turns > 2 * len(ended_s)
+    assert all(later - earlier > 0.55 for earlier, later in pairwise(ended_s))
+    actor.decide = decide  # type: ignore[method-assign]
 
 
 def test_what_happens_during_a_cycle_is_decided_together_in_the_next(world: World) -> None:

@@ -34,6 +34,7 @@ def attack(world: World, folder: Path, num_examples: int) -> int:
     accounts = Accounts(engine)
     accounts.add("root", Role.ADMIN)
     world.start("a", "n0/0")
+    world.controller.start()
     headers = {"authorization": f"Bearer {accounts.issue('root')}"}
     schema = schemathesis.openapi.from_asgi("/v1/openapi.json", make_app(world.api, accounts))
     few = settings(

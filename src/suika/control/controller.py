@@ -31,6 +31,7 @@ from suika.runtime.events import JobEvent, Sampled, StepDone
 
 T = TypeVar("T")
 TICK_S = 0.2  # the longest that an expired hold goes unnoticed
+LONG_CYCLE_S = 0.1  # a cycle that takes longer is followed by a rest as long
 AWAY_S = 1.0  # between attempts to go on with a store that cannot be written
 CALL_WAIT_S = 30.0
 DEVICE_HOLD_S = 30.0  # a device whose process died is set aside for so long
@@ -61,6 +62,7 @@ class Controller:
         self._listener = listener
         self._stopping = False
         self._last_fault = ""
+        self._decide_at_s = 0.0
         self._away = False  # the store, at the last fault
         self._kept: list[JobEvent | Callable[[], None]] = []
         self._turned_s = time.monotonic()
@@ -92,10 +94,18 @@ class Controller:
                 break
         self._guarded(self._expire_holds)
         self._guarded(self.drains.look)
-        if self.state.changed:
-            self.state.changed = False
-            self.state.changed |= not self._guarded(self.actor.decide)  # tried again in the next round
+        if self.state.changed and time.monotonic() >= self._decide_at_s:
+            self._decide()
         self.state.changed |= not self._guarded(self.actor.dispatch)
+
+    def _decide(self) -> None:
+        """One cycle. A long one is not followed by another at once, however much goes on: half of the time is for what
+        jobs report and users ask."""
+        self.state.changed = False
+        began_s = time.monotonic()
+        self.state.changed |= not self._guarded(self.actor.decide)  # tried again in the next round
+        ended_s = time.monotonic()
+        self._decide_at_s = ended_s + (ended_s - began_s) if ended_s - began_s > LONG_CYCLE_S else 0.0
 
     def _arrived(self, wait_s: float) -> list[JobEvent | Callable[[], None]]:
         messages = []
