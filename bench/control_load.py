@@ -102,7 +102,7 @@ def main() -> None:
         home = Path(folder)
         text = home / "text"
         text.write_text("some text to train on\n" * 100)
-        command = [sys.executable, "-m", "suika.cli", "serve", "--cluster", arguments.cluster]
+        command = [sys.executable, "-m", "suika.cli", "serve", "--cluster", arguments.cluster, "--data-root", folder]
         command += ["--database", arguments.database] if arguments.database else []
         server = subprocess.Popen(command, env={**os.environ, "SUIKA_HOME": folder}, stderr=subprocess.DEVNULL)
         try:
