@@ -125,7 +125,7 @@ class Mover:
         """Replicas equal (those nobody used, too), arrivals equal to their sources, in the live buffers; then all must
         agree that all is well."""
         with self.report.phase("verify"):
-            mine = {group: self._sources.of_group(group) for group in self._vouched_for()}
+            mine = self._sources.of_groups(self._vouched_for())
             mismatch = self._compare_with_neighbours()
             everyone = [unpack_hashes(said) for said in self.transport.all_gather(pack_hashes(mine))]
             self._compare_arrivals(self._compare_replicas(everyone))
@@ -231,12 +231,16 @@ class Mover:
         return found
 
     def _compare_arrivals(self, sources: Mapping[int, np.ndarray]) -> None:
-        for group, demand in enumerate(self.plan.demands):
-            if self._problem or self.me not in demand.needers or self.me in demand.holders:
-                continue
-            if self.near is not None and self.near.proven(demand.holders, self.me):
-                continue  # compared while it was copied
-            differing = np.flatnonzero(self._arrived.of_group(group) != sources[group])
+        came = [
+            group
+            for group, demand in enumerate(self.plan.demands)
+            if self.me in demand.needers
+            and self.me not in demand.holders
+            # else it was compared while it was copied
+            and (self.near is None or not self.near.proven(demand.holders, self.me))
+        ]
+        for group, arrived in self._arrived.of_groups([] if self._problem else came).items():
+            differing = np.flatnonzero(arrived != sources[group])
             if len(differing):
                 key, box, _ = self.plan.groups[group].cells[int(differing[0])]
                 self._blame(f"{key.kind} of {key.tensor}{box} arrived changed on {self.plan.new.name(self.me)}")

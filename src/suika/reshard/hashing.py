@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,13 +39,28 @@ def tensor_hash(tensor: torch.Tensor) -> int:
 
 
 def tensor_hashes(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """`tensor_hash` of each. What lies in one row is summed together with its equals, since small tensors come in great
-    numbers; all rows are mixed at once."""
+    """`tensor_hash` of each."""
+    return finished([row_sums(tensors)])
+
+
+class RowSums(NamedTuple):
+    """All that is needed of some tensors' bytes. `sums`: (2, its number of rows), in pieces; `owners`, `numbers`: of
+    each row, its tensor and its place in it, from 1; `lengths`: bytes of each tensor."""
+
+    sums: list[torch.Tensor]
+    owners: list[int]
+    numbers: list[int]
+    lengths: list[int]
+
+
+def row_sums(tensors: Sequence[torch.Tensor]) -> RowSums:
+    """The part of `tensor_hashes` that reads the tensors: for when their bytes are in the cache. Rests of one length
+    are summed together, since small tensors come in great numbers."""
     flat = [_bytes(tensor) for tensor in tensors]
     alike: dict[int, list[int]] = defaultdict(list)
     sums: list[torch.Tensor] = []
-    owners: list[int] = []  # of each row: its tensor
-    numbers: list[int] = []  # of each row, within its tensor
+    owners: list[int] = []
+    numbers: list[int] = []
     for i, data in enumerate(flat):
         num_rows, rest = divmod(data.numel(), ROW_BYTES)
         if rest:
@@ -58,13 +75,22 @@ def tensor_hashes(tensors: Sequence[torch.Tensor]) -> list[int]:
         sums.append(_row_sums(_padded_words([flat[i][-rest:] for i in members])))
         owners += members
         numbers += [flat[i].numel() // ROW_BYTES + 1 for i in members]
+    return RowSums(sums, owners, numbers, [data.numel() for data in flat])
+
+
+def finished(many: Sequence[RowSums]) -> list[int]:
+    """The hashes of all their tensors, in order: all rows are mixed at once."""
+    lengths = [length for one in many for length in one.lengths]
+    sums = [part for one in many for part in one.sums]
     if not sums:
-        return [0] * len(tensors)
+        return [0] * len(lengths)
+    starts = accumulate((len(one.lengths) for one in many), initial=0)
+    owners = [start + owner for start, one in zip(starts, many, strict=False) for owner in one.owners]
     low, high = torch.cat(sums, dim=1)
-    where = torch.tensor([owners, numbers], device=low.device)
+    where = torch.tensor([owners, [number for one in many for number in one.numbers]], device=low.device)
     mixed = _mixed(low + _mixed(high, torch.zeros_like(high)), where[1])
-    totals = torch.zeros(len(tensors), dtype=torch.int64, device=low.device).index_add_(0, where[0], mixed)
-    return [(total + data.numel()) & _MASK for total, data in zip(totals.tolist(), flat, strict=True)]
+    totals = torch.zeros(len(lengths), dtype=torch.int64, device=low.device).index_add_(0, where[0], mixed)
+    return [(total + length) & _MASK for total, length in zip(totals.tolist(), lengths, strict=True)]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,18 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from suika.reshard.buffers import Side
-from suika.reshard.hashing import tensor_hashes
+from suika.reshard.hashing import RowSums, finished, row_sums
 from suika.reshard.moveplan import CellGroup
 from suika.reshard.report import MoveReport
 
 
 class CellHashes:
-    """Hashes of one side's cells, each taken once: as soon as it is asked for, while its bytes are in the cache."""
+    """Hashes of one side's cells, each taken once: as soon as it is asked for, while its bytes are in the cache. What
+    needs no bytes any more is done for all of them together, when the first hash is looked at."""
 
     def __init__(self, side: Side, groups: Sequence[CellGroup], report: MoveReport) -> None:
         self._side, self._groups, self._report = side, groups, report
         self._rows: dict[int, np.ndarray] = {}  # group -> hash of each cell
         self._taken: set[tuple[int, int]] = set()
+        self._unfinished: list[tuple[list[tuple[int, int]], RowSums]] = []
 
     def take(self, cells: Iterable[tuple[int, int]]) -> None:
         """Hash the (group, number of the cell) that have not been hashed yet."""
@@ -27,15 +29,23 @@ class CellHashes:
             return
         wanted = [self._groups[group].cells[i] for group, i in new]
         with self._report.hashing(sum(cell.num_bytes for cell in wanted)):
-            values = tensor_hashes([self._side.view(cell) for cell in wanted])
-        for (group, i), value in zip(new, values, strict=True):
-            self._row(group)[i] = value
+            self._unfinished.append((new, row_sums([self._side.view(cell) for cell in wanted])))
         self._taken.update(new)
 
-    def of_group(self, group: int) -> np.ndarray:
-        """The hashes of all its cells, in order."""
-        self.take([(group, i) for i in range(len(self._groups[group].cells))])
-        return self._row(group)
+    def of_groups(self, groups: Sequence[int]) -> dict[int, np.ndarray]:
+        """Group -> the hashes of all its cells, in order."""
+        for group in groups:  # one by one: cells that are not contiguous are gathered to be read
+            self.take([(group, i) for i in range(len(self._groups[group].cells))])
+        self._finish()
+        return {group: self._row(group) for group in groups}
+
+    def _finish(self) -> None:
+        with self._report.hashing(0):
+            values = iter(finished([sums for _, sums in self._unfinished]))
+        for places, _ in self._unfinished:
+            for group, i in places:
+                self._row(group)[i] = next(values)
+        self._unfinished.clear()
 
     def _row(self, group: int) -> np.ndarray:
         if group not in self._rows:
