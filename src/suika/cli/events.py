@@ -10,7 +10,7 @@ import typer
 
 from suika.cli.ask import MISTAKE, OUTAGE_S, ask
 from suika.cli.moments import moment
-from suika.cli.output import Column, JsonOption, OutputOption, emit, note
+from suika.cli.output import Column, JsonOption, OutputOption, emit, harmless, note
 
 _PAGE = 1000  # the most that a controller gives at once
 _POLL_S = 0.5
@@ -48,7 +48,7 @@ def events(
     while follow:
         rows = ask("events", patience_s=OUTAGE_S, after=after, **asked)
         for row in rows:
-            print("  ".join(str(column.text(row)) for column in COLUMNS), flush=True)
+            print("  ".join(harmless(str(column.text(row))) for column in COLUMNS), flush=True)
         if rows:
             after = rows[-1]["seq"]
         else:

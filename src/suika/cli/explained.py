@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from suika.cli.output import Column, Format, emit
+from suika.cli.output import Column, Format, emit, harmless
 from suika.core.words import seconds
 
 
@@ -52,7 +52,7 @@ def clock(at_s: float) -> str:
 
 def show(told: Mapping[str, Any], output: Format, at: Callable[[float], str] = clock) -> None:
     """Print an explanation as text; `at` says a time."""
-    print(f"{told['name']} is {told['state']}: {told['reason']['sentence']} ({told['reason']['code']})")
+    print(harmless(f"{told['name']} is {told['state']}: {told['reason']['sentence']} ({told['reason']['code']})"))
     waits = told.get("waits_for")
     if waits is not None:
         when = "never" if waits["in_s"] is None else f"in {seconds(waits['in_s'])}"

@@ -18,6 +18,7 @@ __all__ = [
     "OutputOption",
     "emit",
     "emit_document",
+    "harmless",
     "note",
     "seconds",
     "size",
@@ -70,7 +71,12 @@ def emit_document(document: Any, output: Format = "json") -> None:
 
 def note(text: str) -> None:
     """A line for people, on stderr, so that stdout stays parseable."""
-    print(text, file=sys.stderr)
+    print(harmless(text), file=sys.stderr)
+
+
+def harmless(text: str) -> str:
+    """`text` without what a terminal would obey: whoever lists jobs reads words of other people's programs."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def stdout() -> Console:
@@ -83,4 +89,4 @@ def stdout() -> Console:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else harmless(str(value))
