@@ -39,4 +39,4 @@ def test_what_emulated_agents_start_without_torch(tmp_path: Path, monkeypatch: p
     assert len(given) == 2
     for each in given:
         assert each.refusal({"entry": RANK_ENTRY, "launch": {}}) is None
-        assert "runs no commands" in str(each.refusal({"entry": COMMAND_ENTRY, "launch": {}}))
+        assert "nothing to act by" in str(each.refusal({"process": "j.1.n0/0", "entry": COMMAND_ENTRY, "launch": {}}))

@@ -54,7 +54,7 @@ def scaling_curve(
     types = tuple(dict.fromkeys(node.device_type for node in cluster.nodes))
     if device_type is not None:
         types = cluster.types_named(device_type)
-        if not types:
+        if not any(is_known(name, cluster) for name in types):
             lookup(device_type, cluster)  # refuses a name that means nothing; another type just has no nodes here
     options: list[Option] = []
     for name in types:
