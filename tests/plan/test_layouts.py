@@ -63,7 +63,7 @@ def test_what_is_offered_to_jobs_is_what_the_trainer_runs(
     shape = {"global_batch": global_batch, "sequence_length": sequence_length}
     for layout in legal_layouts(model, num_devices, **shape):
         check_runnable(spec, layout)
-    if num_devices in (2, 8):
+    if num_devices in (2, 8) and global_batch % num_devices == 0:
         offered = legal_layouts(model, num_devices, **shape)
         assert max(layout.ep for layout in offered) == (num_devices if model is MOE else 1)
         assert max(layout.cp for layout in offered) == (2 if sequence_length == 8192 else 1)
