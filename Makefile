@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-services test-faults check format clean
+.PHONY: setup demo test test-services test-faults test-long check format clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,10 @@ test-services: setup
 
 test-faults: setup
 	$(BIN)/python -m pytest -m 'fault and not long' $(ARGS)
+
+# Hundreds of kills, thousands of odd inputs: hours on two cores; name parts with ARGS="-k ...".
+test-long: setup
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 check: setup
 	$(BIN)/ruff check src tests bench examples
