@@ -43,9 +43,9 @@ def decided(*jobs: JobView) -> list[tuple[str, str, int]]:
     return [(d.job_id, str(d.action), len(d.devices)) for d in result.decisions]
 
 
-@pytest.mark.parametrize("slowdown", [0.5, 1, 2, 4, 10, 50])
+@pytest.mark.parametrize("slowdown", [2, 4, 8, 20, 100])
 def test_the_schedulers_own_moves(slowdown: float) -> None:
-    """`slowdown`: measured over estimated step time; about 4 on two idle cores, 20 on a crowded machine."""
+    """`slowdown`: measured over estimated step time; about 8 on two idle cores, 40 on a crowded machine."""
     grown = decided(running(LLAMA, slowdown, 4, left=110, first=4))
     assert grown == [("llama", "redeploy", 8)]
     curve = PRICING.curve(GPT, at_pace(slowdown))
