@@ -15,7 +15,6 @@ from suika.cli.ask import FAILED, MISTAKE, ask
 from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
-from suika.cli.root import AllowRoot, require_no_root
 from suika.core.errors import require
 from suika.core.words import parse_seconds
 
@@ -50,7 +49,6 @@ def up(
     times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times (CSV).")] = None,
     policy: Annotated[str, typer.Option(help="The scheduling policy.")] = "suika",
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends the cluster.")] = False,
-    allow_root: AllowRoot = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of cluster files and exit.")] = False,
     output: OutputOption = "table",
     json: JsonOption = False,
@@ -69,18 +67,15 @@ def up(
         return
     need("up", *(("server",) if emulate else ("server", "train")))
     parsed = read_cluster(emulate or cluster)
-    if emulate is None:  # jobs on emulated devices have no processes
-        require_no_root(allow_root, "run it as another user")
     if is_up(home()):
         note(f"suika: a cluster is up in {home()}; `suika down` ends it")
         sys.exit(MISTAKE)
     if foreground:
-        _serve(parsed, policy, _world(emulate, speedup, times), allow_root)
+        _serve(parsed, policy, _world(emulate, speedup, times))
         return
     log = home() / "controller.log"
     home().mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-m", "suika.cli", "up", "--foreground", "--cluster", cluster, "--policy", policy]
-    command += ["--allow-root"] if allow_root else []
     if emulate is not None:
         command += ["--emulate", emulate, "--speedup", str(speedup), *(("--times", str(times)) if times else ())]
     with log.open("ab") as file:
@@ -123,12 +118,12 @@ def _world(emulate: str | None, speedup: float, times: Path | None) -> Any:
     return Emulated(emulate, speedup, times.absolute() if times else None)
 
 
-def _serve(cluster: Any, policy: str, world: Any, allow_root: bool) -> None:
+def _serve(cluster: Any, policy: str, world: Any) -> None:
     """Run the cluster in this process until `suika down`, Ctrl-C or SIGTERM."""
     from suika.control.client import home
     from suika.control.local import LocalCluster
 
-    local = LocalCluster(cluster, home(), policy, world, allow_root)
+    local = LocalCluster(cluster, home(), policy, world)
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: local.daemon.stopped.set())
     with local:

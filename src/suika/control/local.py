@@ -34,15 +34,12 @@ class LocalCluster:
         folder: Path,
         policy: str = "suika",
         world: World | None = None,
-        allow_root: bool = False,
     ) -> None:
-        """`allow_root`: agents serve although this process, whose user is theirs, is root's."""
         self._world = world or Real(cores=len(os.sched_getaffinity(0)))
         self.daemon = Daemon(folder, cluster.nodes, policy=policy, world=self._world)
         self.daemon.ends_jobs = True
         self._nodes = cluster.nodes
         self._folder = folder.absolute()
-        self._more = ("--allow-root",) if allow_root else ()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LocalCluster:
@@ -65,7 +62,8 @@ class LocalCluster:
     def _run(self, home: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = [sys.executable, "-m", "suika.cli", "agent", "--join", self.daemon.url]
-        command += ["--token-file", str(self._folder / "node.token"), "--home", str(home), *self._more, *options]
+        # Jobs run as whoever started this cluster, root included: only that user reaches its socket.
+        command += ["--allow-root", "--token-file", str(self._folder / "node.token"), "--home", str(home), *options]
         with (home / "agent.log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
