@@ -251,3 +251,25 @@ def test_b66_small_parts_go_where_they_leave_whole_places():
 
 def _span(node: int, start: int, stop: int) -> list[str]:
     return [f"n{node}/{i}" for i in range(start, stop)]
+
+
+def test_sizes_between_hull_points_are_used_where_the_next_point_does_not_fit():
+    """32 devices are free, and its hull goes from 16 to 64 at once: a job of a day takes 32."""
+    steps = {4: 100.0, 16: 7.0, 32: 5.8, 64: 4.2}  # seconds
+    options = tuple(Option((8,) * (n // 8) or (n,), Layout(dp=n), step_s, "") for n, step_s in steps.items())
+    long = job("long", steps=20_000.0, known=ScalingCurve(options), min_devices=4, max_devices=64)
+    firm = job("firm", 1e5, curve((32,)), min_devices=32, max_devices=32, pinned=True)
+    firm = on(firm, *(f"n{n}/{d}" for n in range(4) for d in range(8)))
+    result = run_cycle(snapshot("8x8:cpu", firm, long), load("suika"))
+    assert {view.id: len(view.devices) for view in after(result).jobs} == {"firm": 32, "long": 32}
+
+
+def test_others_make_room_for_who_finds_no_whole_node():
+    """Half of each node is free, and the job needs a whole one: one of the two others moves, at its size."""
+    four = ScalingCurve((Option((4,), Layout(dp=4), 1.0, ""),))
+    here = on(job("here", steps=5000.0, known=four, min_devices=4, max_devices=4), *(f"n0/{d}" for d in range(4)))
+    there = on(job("there", steps=50_000.0, known=four, min_devices=4, max_devices=4), *(f"n1/{d}" for d in range(4)))
+    whole = job("whole", 1000.0, ScalingCurve((Option((8,), Layout(dp=8), 1.0, ""),)), min_devices=8, max_devices=8)
+    result = run_cycle(snapshot("2x8:cpu", here, there, whole), load("suika"))
+    assert {view.id: len(view.devices) for view in after(result).jobs} == {"here": 4, "there": 4, "whole": 8}
+    assert len(result.decisions) == 2, "only one of them moves"

@@ -41,7 +41,7 @@ GRID: dict[str, tuple[str, ...]] = {
     "themis": ("", "round_s=1200.0", "round_s=1800.0", "filter=0.4"),
     "pollux": ("", "order=1", "power=-0.5", "order=1,power=-0.5"),
     "elasticflow": ("", "repay=2.0", "repay=4.0", "tightness=1.5"),
-    "sia": ("", "power=-1.0", "power=-0.25", "penalty=2.0"),
+    "sia": ("", "power=-1.0", "power=-0.25", "penalty=1.1"),
     "rubick": ("", "shortest=0", "repay=2.0", "residency=600.0"),
     "lyra": ("", "repay=2.0", "repay=4.0", "repay=0.5"),
     "arena": ("", "shortest=0", "repay=2.0", "depth=1"),

@@ -15,6 +15,7 @@ from suika.schedule.menu import Menu, menu_of
 
 NONE = 2**30  # devices of a hull point that does not exist
 NEVER = 1e18  # seconds per step of a hull point that does not exist
+WAITS, KEPT = -2, -1  # instead of a row of `size_devices`
 
 TIER_WEIGHT = 1e4  # of a tier against the next one, in the value of a plan
 TIERS = 60  # that can be told apart in it: those below count as one
@@ -42,13 +43,37 @@ MOST_ROWS = 100_000  # of a table of hulls; then another is begun
 ) = range(15)
 
 
+class _Points:
+    """Rows of (devices, seconds per step), in two padded matrices [H, K]."""
+
+    def __init__(self, width: int) -> None:
+        self.devices = np.full((64, width), NONE, dtype=np.int64)
+        self.step_s = np.full((64, width), NEVER)
+
+    def put(self, row: int, devices: np.ndarray, rates: np.ndarray) -> None:
+        rows, width = self.devices.shape
+        num = len(devices)
+        if row >= rows or num > width:
+            grow = (0, rows if row >= rows else 0), (0, max(num - width, 0))
+            self.devices = np.pad(self.devices, grow, constant_values=NONE)
+            self.step_s = np.pad(self.step_s, grow, constant_values=NEVER)
+        self.devices[row, :num] = devices
+        self.step_s[row, :num] = 1.0 / rates
+
+    def columns(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Devices and seconds per step of some rows [K, rows]: points lead, so that the long axis of every wide array
+        is the contiguous one."""
+        width = int((self.devices[rows] < NONE).sum(axis=1).max(initial=0))
+        devices, step_s = self.devices[rows, :width].T, self.step_s[rows, :width].T
+        return np.ascontiguousarray(devices), np.ascontiguousarray(step_s)
+
+
 class HullTable:
-    """Hulls of all menus seen, as rows of two padded matrices: devices [H, K] and seconds per step [H, K]."""
+    """Hulls of all menus seen, and the sizes between their points."""
 
     def __init__(self) -> None:
         self.num_rows = 0
-        self.devices = np.full((64, 8), NONE, dtype=np.int64)
-        self.step_s = np.full((64, 8), NEVER)
+        self.hull, self.between = _Points(8), _Points(2)
         self.scalars = np.ones((64, 3))  # reference rate, max rate, least device-seconds per step
         self._row_of: dict[int, tuple[Menu, int]] = {}
 
@@ -56,26 +81,15 @@ class HullTable:
         found = self._row_of.get(id(menu))
         if found is not None:
             return found[1]
-        devices, rates = menu.hull
-        row, width = self.num_rows, len(devices)
-        if row == len(self.devices) or width > self.devices.shape[1]:
-            self._grow(max(2 * row, 64), max(width, self.devices.shape[1]))
-        self.devices[row, :width] = devices
-        self.step_s[row, :width] = 1.0 / rates
+        row = self.num_rows
+        if row == len(self.scalars):
+            self.scalars = np.vstack([self.scalars, np.ones_like(self.scalars)])
+        self.hull.put(row, *menu.hull)
+        self.between.put(row, *menu.between)
         self.scalars[row] = menu.reference_rate, menu.max_rate, menu.least_work
         self._row_of[id(menu)] = (menu, row)
         self.num_rows += 1
         return row
-
-    def _grow(self, rows: int, width: int) -> None:
-        old_rows, old_width = self.devices.shape
-        rows = max(rows, old_rows)
-        for name, empty in (("devices", NONE), ("step_s", NEVER)):
-            old = getattr(self, name)
-            new = np.full((rows, width), empty, dtype=old.dtype)
-            new[:old_rows, :old_width] = old
-            setattr(self, name, new)
-        self.scalars = np.vstack([self.scalars, np.ones((rows - old_rows, 3))])
 
 
 _table = HullTable()  # shared by boards: rows are never changed, only added
@@ -125,10 +139,11 @@ class Books:
         self.value_weight = self.weight * TIER_WEIGHT ** np.maximum(below, 0.0)
         self.weighted, self.tiered = bool((self.weight != 1.0).any()), bool(self.tier.any())
         self.held = board.num_held[self.number]
-        width = int((hulls.devices[hull] < NONE).sum(axis=1).max(initial=1))
-        # Hull points lead, so that the long axis of every wide array is the contiguous one.
-        self.hull_devices = np.ascontiguousarray(hulls.devices[hull, :width].T)  # [K, J]
-        self.hull_step_s = np.ascontiguousarray(hulls.step_s[hull, :width].T)  # [K, J]
+        self.hull_devices, self.hull_step_s = hulls.hull.columns(hull)  # [K, J]
+        between = hulls.between.columns(hull)
+        # All sizes: hull points, then those between them [K + E, J].
+        self.size_devices = np.concatenate([self.hull_devices, between[0]])
+        self.size_step_s = np.concatenate([self.hull_step_s, between[1]])
 
     def put_first(self, job: int) -> None:
         """It goes before all others of its tier; in the value of plans it counts as before."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from suika.schedule.books import NONE, Books
+from suika.schedule.books import KEPT, NONE, WAITS, Books
+from suika.schedule.leftovers import climb, fill
 
 TIER = 1e12  # seconds between tiers in the sort key: more than any job lasts
-WAITS, KEPT = -2, -1  # instead of a hull column
 FEW = 64  # devices left below which who can still use them is looked at one by one
 NEVER_FITS = np.iinfo(np.int64).max
 
@@ -48,9 +48,11 @@ def expand(
     alive: np.ndarray,
     pinned: np.ndarray | None = None,
     barred: np.ndarray | None = None,
+    filling: bool = False,
 ) -> Share:
     """A new share of `pool` devices. `remaining` (> 0), `alive`, `pinned` are [B, J]; pinned jobs stay. `barred`
-    [K, J]: hull points that may not be taken now (a job may keep what it has)."""
+    [K, J]: hull points that may not be taken now (a job may keep what it has). `filling`: what is left in the end goes
+    to sizes between hull points."""
     runs = had.devices > 0
     if barred is not None:
         alive = alive & (runs | (~barred & (books.hull_devices < NONE)).any(axis=0))
@@ -68,7 +70,9 @@ def expand(
     hand = _HandOut(books, order, at, open_, runs, had.devices, cost, keep_cost, column)
     hand.give(free)
     if free.any():
-        _leftovers(books, remaining, had, column, free, barred)
+        climb(books, remaining, had.devices, had.step_s, column, free, barred)
+    if filling and barred is None and free.any():
+        fill(books, remaining, had.devices, had.step_s, column, free)
     return _share(books, had, column, open_, runs, pinned)
 
 
@@ -212,62 +216,11 @@ def _share(
     takes, keeps = column >= 0, column == KEPT
     if pinned is not None:
         keeps |= pinned
-    devices = np.where(keeps, had.devices, books.hull_devices.ravel()[chosen])
-    step_s = np.where(keeps, had.step_s, books.hull_step_s.ravel()[chosen])
+    devices = np.where(keeps, had.devices, books.size_devices.ravel()[chosen])
+    step_s = np.where(keeps, had.step_s, books.size_step_s.ravel()[chosen])
     waits = ~(takes | keeps)
     devices[waits], step_s[waits] = 0, np.inf
     changed = runs & waits
     changed |= takes
     changed &= open_
     return Share(devices, step_s, changed)
-
-
-def _leftovers(
-    books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, free: np.ndarray, barred: np.ndarray | None
-) -> None:
-    """Spend `free` [B] on steps up the hull, most time saved per device first; rewrites `column` and `free`."""
-    for row in np.flatnonzero(free).tolist():
-        jobs, upper, gain, more = _steps_up(books, remaining[row], had, column, row)
-        left = int(free[row])
-        if barred is not None:
-            gain[barred[upper, jobs]] = 0.0
-        while len(jobs):
-            gain[more > left] = 0.0
-            best = int(gain.argmax())
-            if gain[best] <= 0:
-                break
-            job, taken = int(jobs[best]), int(upper[best])
-            left -= int(more[best])
-            column[row, job], upper[best] = taken, taken + 1
-            gain[best], more[best] = _step_up(books, float(remaining[row, job]), job, taken)
-            if barred is not None and gain[best] > 0 and barred[taken + 1, job]:
-                gain[best] = 0.0
-        free[row] = left
-
-
-def _steps_up(
-    books: Books, remaining: np.ndarray, had: Share, column: np.ndarray, row: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of one variant: the jobs that have something and a next hull point; that point; seconds saved per device by going
-    there (0: not worth it); and its devices."""
-    jobs = np.flatnonzero(column[row] > WAITS)
-    at = column[row, jobs]
-    kept = at == KEPT
-    held = np.where(kept, had.devices[row, jobs], books.hull_devices[at, jobs])
-    upper = np.where(kept, (books.hull_devices[:, jobs] <= held).sum(axis=0), at + 1)
-    exists = upper < len(books.hull_devices)
-    jobs, at, kept, held, upper = (array[exists] for array in (jobs, at, kept, held, upper))
-    more = books.hull_devices[upper, jobs] - held
-    step_s = np.where(kept, had.step_s[row, jobs], books.hull_step_s[at, jobs])
-    saved_s = remaining[jobs] * (step_s - books.hull_step_s[upper, jobs])
-    # A change of a job that would run on undisturbed must repay its pause twice.
-    saved_s[kept & (saved_s <= 2 * books.pause_s[jobs])] = 0.0
-    return jobs, upper, saved_s / more, more
-
-
-def _step_up(books: Books, remaining: float, job: int, at: int) -> tuple[float, int]:
-    """Seconds saved per device by the hull point after `at`, and its devices; (0, 0) without one."""
-    if at + 1 >= len(books.hull_devices):
-        return 0.0, 0
-    more = int(books.hull_devices[at + 1, job] - books.hull_devices[at, job])
-    return remaining * float(books.hull_step_s[at, job] - books.hull_step_s[at + 1, job]) / more, more

@@ -16,6 +16,7 @@ from suika.plan.ordering import Fabric
 from suika.schedule.waiting import feasible_options
 
 REFERENCE_DEVICES = 16  # jobs are compared at their rate on (up to) this many devices
+WORTH_FILLING = 1.1  # sizes off the hull: only those that gain 10 % on every smaller one
 SMALLEST_GAIN = 1.01  # hull points that gain less than 1 % are not worth their devices
 NEAR_BEST = 1.10  # shapes within 10 % of the best of their size are as good as it, if they are easier to place
 
@@ -54,6 +55,21 @@ class Menu:
             if point[1] >= kept[-1][1] * SMALLEST_GAIN:
                 kept.append(point)
         return np.array([p[0] for p in kept], dtype=np.int64), np.array([p[1] for p in kept])
+
+    @cached_property
+    def between(self) -> tuple[np.ndarray, np.ndarray]:
+        """(devices [E], rate [E]): sizes between hull points, worth having where the next point does not fit."""
+        on_hull = set(self.hull[0].tolist())
+        points: list[tuple[int, float]] = []
+        fastest = 0.0
+        for num in self.nums:
+            rate = self.rate(num)
+            if num in on_hull:
+                fastest = max(rate, fastest)
+            elif rate >= fastest * WORTH_FILLING:
+                points.append((num, rate))
+                fastest = rate
+        return np.array([p[0] for p in points], dtype=np.int64), np.array([p[1] for p in points])
 
     @cached_property
     def reference_rate(self) -> float:

@@ -3,7 +3,7 @@
 Candidates are EXPAND with some jobs pinned to what they have: all of them (STAY), none (EXPAND), and both with single
 long jobs released or pinned; and STAY with single long jobs held back that it would start. Each is valued by a short
 simulated drain of the queue with every later move charged; the most promising are stood on the topology and valued
-again as they turn out there, and the best of those is adopted.
+again as they turn out there, where others may make room for who finds none, and the best of those is adopted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Search:
         pins = np.stack([self.runs & ~self.leaves, self.stays])
         plans = self._expand(pins)
         if len(_distinct(plans)) == 1:
-            return self._stand(pins[0], plans, 0)
+            return self._best_floor(pins, plans, np.zeros(1, dtype=np.int64))
         held_back = self._starts(plans)
         variants = np.concatenate([self._releases(pins[0]), self._pinnings(pins[1], plans)])
         barred = _with(np.zeros(len(self.books), dtype=bool), held_back, True)
@@ -100,8 +100,7 @@ class _Search:
         if len(pins) > self.policy.finalists:
             finalists = np.argsort(self._value(plans), kind="stable")[: self.policy.finalists]
             finalists = np.unique(np.append(finalists, 0))
-        values, floors = self._settle(pins, plans, finalists)
-        return floors[int(values.argmin())]
+        return self._best_floor(pins, plans, finalists)
 
     def _expand(self, pins: np.ndarray, barred: np.ndarray | None = None) -> Share:
         """A plan for each row of pins [B, J]; `barred` jobs get nothing. Who may not be stopped, and would be, is
@@ -113,7 +112,7 @@ class _Search:
         remaining = np.broadcast_to(books.remaining, shape)
         alive = np.ones(shape, dtype=bool) if barred is None else ~barred
         while True:
-            plans = expand(books, self.pool, self.prices, remaining, had, alive, pins, self.guards.barred)
+            plans = expand(books, self.pool, self.prices, remaining, had, alive, pins, self.guards.barred, filling=True)
             stopped = (plans.devices == 0) & self.guards.firm & ~pins
             if not stopped.any():
                 return plans
@@ -128,18 +127,33 @@ class _Search:
             value = value + np.where(plans.devices[:, reserved.gang] > 0, 0.0, OVERDUE)
         return value + policy.repay * changes_s
 
-    def _settle(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> tuple[np.ndarray, list[Floor]]:
-        """Values and floors of some plans, as they turn out on the topology."""
-        floors = [self._stand(pins[row], plans, row) for row in rows.tolist()]
-        return self._value(_stack([self._outcome(floor) for floor in floors])), floors
+    def _best_floor(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> Floor:
+        """The best of some plans, as they turn out on the topology.
 
-    def _stand(self, pins: np.ndarray, plans: Share, row: int) -> Floor:
-        """Place one plan's jobs in the order in which they chose."""
+        Where a plan's job finds too little room although the pool has enough, the plan is also stood with everyone free
+        to make room, at the same size elsewhere: in the usual order, and with those jobs first.
+        """
+        floors: list[Floor] = []
+        outcomes: list[Share] = []
+        for row in rows.tolist():
+            floors.append(self._stand(pins[row], plans, row))
+            outcomes.append(self._outcome(floors[-1]))
+            short = outcomes[-1].devices < plans.devices[row]
+            if short.any():
+                floors += [self._stand(self.stays, plans, row), self._stand(self.stays, plans, row, first=short)]
+                outcomes += [self._outcome(floor) for floor in floors[-2:]]
+        if len(floors) == 1:
+            return floors[0]
+        return floors[int(self._value(_stack(outcomes)).argmin())]
+
+    def _stand(self, pins: np.ndarray, plans: Share, row: int, first: np.ndarray | None = None) -> Floor:
+        """Place one plan's jobs in the order in which they chose, `first` [J] before others of their tier."""
         books = self.books
         pinned = np.zeros(len(books.board.jobs), dtype=bool)
         pinned[books.number[pins]] = True
         key = books.remaining / books.reference_rate + np.where(self.runs, 0.0, books.pause_s)
-        order = np.lexsort((books.number, key / books.weight, books.tier))
+        later = np.zeros(len(books), dtype=bool) if first is None else ~first
+        order = np.lexsort((books.number, key / books.weight, later, books.tier))
         devices, changed = plans.devices[row], plans.changed[row]
         wanted = order[(devices[order] > 0) & ~pins[order]]
         targets = [Target(int(books.number[j]), int(devices[j]) if changed[j] else KEEP) for j in wanted]
