@@ -26,12 +26,12 @@ from suika.simulate.jobs import SimJob
 pytestmark = pytest.mark.timeout(240)
 
 # Large enough that eight devices are worth having, by the estimator's word.
-LLAMA = {"family": "llama", "layers": 5, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": 257}
+LLAMA = {"family": "llama", "layers": 8, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": 257}
 GPT = {"family": "gpt", "layers": 2, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 257, "tied": True}
 FILES = {
     "llama": {
         "model": LLAMA,
-        "global_batch": 16,
+        "global_batch": 32,
         "sequence_length": 64,
         "steps": 4000,
         "devices": {"min": 1, "max": 8},

@@ -94,7 +94,7 @@ class Controller:
                 break
         self._guarded(self._expire_holds)
         self._guarded(self.drains.look)
-        if self.state.changed and time.monotonic() >= self._decide_at_s:
+        if self.state.changed and self.state.clock() >= self._decide_at_s:
             self._decide()
         self.state.changed |= not self._guarded(self.actor.dispatch)
 
@@ -104,8 +104,8 @@ class Controller:
         self.state.changed = False
         began_s = time.monotonic()
         self.state.changed |= not self._guarded(self.actor.decide)  # tried again in the next round
-        ended_s = time.monotonic()
-        self._decide_at_s = ended_s + (ended_s - began_s) if ended_s - began_s > LONG_CYCLE_S else 0.0
+        lasted_s = time.monotonic() - began_s
+        self._decide_at_s = self.state.clock() + lasted_s if lasted_s > LONG_CYCLE_S else 0.0
 
     def _arrived(self, wait_s: float) -> list[JobEvent | Callable[[], None]]:
         messages = []
