@@ -37,6 +37,7 @@ def programs(run: Watched) -> set[str]:
     return {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() for pid in pids}
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["venv", "container"])
 def test_a_job_in_its_own_environment_moves_as_any_other(run: Run, venv: Path, tmp_path: Path, kind: str) -> None:
