@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from scipy.optimize import least_squares
 
-from suika.bench.estimate_live import CLUSTER, move_to, plan_of, running_job, stay, write_data
+from suika.bench.estimate_live import live_setting, move_to, plan_of, running_job, stay, write_data
 from suika.core.cluster import Cluster, Node
 from suika.core.job import JobSpec, parse_job
 from suika.core.layout import Layout
@@ -29,8 +29,6 @@ from suika.core.mesh import Mesh
 from suika.core.plan import Plan
 from suika.estimate.columns import Array, LayoutColumns
 from suika.estimate.grid import Grid
-from suika.estimate.predict import setting
-from suika.estimate.recipe import BUILT_IN
 from suika.estimate.samples import measured_parts, steady
 from suika.estimate.step import price
 from suika.runtime.program import RankGroups
@@ -150,16 +148,7 @@ def fit_jobs(jobs: Sequence[tuple[JobSpec, Layout, Mapping[str, float]]], known:
 
 
 def _grid(spec: JobSpec, layout: Layout) -> Grid:
-    s = setting(
-        spec.model,
-        "cpu",
-        global_batch=spec.global_batch,
-        sequence_length=spec.sequence_length,
-        precision=spec.precision,
-        cluster=CLUSTER,
-        recipe=BUILT_IN,
-    )
-    return s.grid(LayoutColumns.of([layout], spec.model))
+    return live_setting(spec).grid(LayoutColumns.of([layout], spec.model))
 
 
 def _fit(grid: Grid, names: Sequence[str], errors: Any) -> Constants:

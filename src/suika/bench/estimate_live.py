@@ -200,7 +200,7 @@ def live(rounds: int = 1, num_steps: int = 6, shape: str = "first") -> dict[str,
     }
 
 
-def live_setting(spec: JobSpec, cores: int) -> Setting:
+def live_setting(spec: JobSpec, cores: int = 0) -> Setting:
     return setting(
         spec.model,
         "cpu",

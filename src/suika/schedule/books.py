@@ -159,6 +159,12 @@ class Books:
         return np.divide(1.0, self.rate, out=np.full(len(self), np.inf), where=self.rate > 0)
 
     @cached_property
+    def time_s(self) -> np.ndarray:
+        """[J] by which jobs choose: what is left at the reference size, with the start of those that do not run."""
+        time_s: np.ndarray = self.remaining / self.reference_rate + np.where(self.held > 0, 0.0, self.pause_s)
+        return time_s
+
+    @cached_property
     def smallest(self) -> np.ndarray:
         """[J] the smallest gang."""
         return self.hull_devices[0]

@@ -114,8 +114,7 @@ def _barred(books: Books, gang: int, at_s: float, spare: int) -> np.ndarray:
     grows = larger.any(axis=0) & (books.held > 0)
     first = larger.argmax(axis=0)
     more[grows] = (books.hull_devices[first, books.places] - books.held)[grows]
-    key = books.remaining / books.reference_rate + np.where(books.held > 0, 0.0, books.pause_s)
-    for j in np.lexsort((key, books.held > 0)).tolist():  # who waits first
+    for j in np.lexsort((books.time_s, books.held > 0)).tolist():  # who waits first
         if spare <= 0:
             break
         # Who may not be stopped could stand where the gang needs whole nodes, for longer than it can wait.

@@ -8,6 +8,7 @@ again as they turn out there, where others may make room for who finds none, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,27 +134,30 @@ class _Search:
         Where a plan's job finds too little room although the pool has enough, the plan is also stood with everyone free
         to make room, at the same size elsewhere: in the usual order, and with those jobs first.
         """
-        floors: list[Floor] = []
-        outcomes: list[Share] = []
+        found: dict[bytes, tuple[Floor, Share]] = {}  # by outcome: of those that turn out alike the first will do
+
+        def outcome_of(floor: Floor) -> Share:
+            outcome = self._outcome(floor)
+            found.setdefault(_signature(outcome.devices, outcome.changed) + outcome.step_s.tobytes(), (floor, outcome))
+            return outcome
+
         for row in rows.tolist():
-            floors.append(self._stand(pins[row], plans, row))
-            outcomes.append(self._outcome(floors[-1]))
-            short = outcomes[-1].devices < plans.devices[row]
+            short = outcome_of(self._stand(pins[row], plans, row)).devices < plans.devices[row]
             if short.any():
-                floors += [self._stand(self.stays, plans, row), self._stand(self.stays, plans, row, first=short)]
-                outcomes += [self._outcome(floor) for floor in floors[-2:]]
-        if len(floors) == 1:
-            return floors[0]
-        return floors[int(self._value(_stack(outcomes)).argmin())]
+                if not np.array_equal(pins[row], self.stays):
+                    outcome_of(self._stand(self.stays, plans, row))
+                outcome_of(self._stand(self.stays, plans, row, first=short))
+        floors, outcomes = zip(*found.values(), strict=True)
+        best: Floor = floors[int(self._value(_stack(outcomes)).argmin())] if len(floors) > 1 else floors[0]
+        return best
 
     def _stand(self, pins: np.ndarray, plans: Share, row: int, first: np.ndarray | None = None) -> Floor:
         """Place one plan's jobs in the order in which they chose, `first` [J] before others of their tier."""
         books = self.books
         pinned = np.zeros(len(books.board.jobs), dtype=bool)
         pinned[books.number[pins]] = True
-        key = books.remaining / books.reference_rate + np.where(self.runs, 0.0, books.pause_s)
         later = np.zeros(len(books), dtype=bool) if first is None else ~first
-        order = np.lexsort((books.number, key / books.weight, later, books.tier))
+        order = np.lexsort((books.number, books.time_s / books.weight, later, books.tier))
         devices, changed = plans.devices[row], plans.changed[row]
         wanted = order[(devices[order] > 0) & ~pins[order]]
         targets = [Target(int(books.number[j]), int(devices[j]) if changed[j] else KEEP) for j in wanted]
@@ -218,7 +222,7 @@ def _with(pins: np.ndarray, groups: list[np.ndarray], value: bool) -> np.ndarray
     return rows
 
 
-def _stack(rows: list[Share]) -> Share:
+def _stack(rows: Sequence[Share]) -> Share:
     return Share(*(np.stack([getattr(row, name) for row in rows]) for name in ("devices", "step_s", "changed")))
 
 
