@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -123,6 +123,19 @@ def settled(daemon: Daemon, nodes: tuple[Node, ...], ended_s: list[float], began
     return len(daemon.roster.found) == len(nodes) and not daemon.controller.state.changed and quiet_s > 2.0
 
 
+def pages(client: httpx.Client, go_on: Callable[[], bool], most: int = 200, gap_s: float = 0.25) -> dict[str, float]:
+    """Answer times of the first page of 100 jobs in seconds: of the active ones and of all, turn about."""
+    took_s: list[float] = []
+    while go_on() and len(took_s) < most:
+        query = ("limit=100", "all=true&limit=100")[len(took_s) % 2]
+        took_s.append(client.get(f"/v1/jobs?{query}").elapsed.total_seconds())
+        time.sleep(gap_s)
+    if len(took_s) < 2:
+        return {}
+    p99 = statistics.quantiles(took_s, n=100, method="inclusive")[98]
+    return {"pages": len(took_s), "p50": statistics.median(took_s), "p99": p99, "max": max(took_s)}
+
+
 def peak_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
@@ -158,9 +171,17 @@ def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents: bool) -> d
                 while time.monotonic() < deadline and not settled(daemon, nodes, ended_s, began_s):
                     time.sleep(0.05)
                 client.get("/v1/jobs")
-                pages_s = [client.get("/v1/jobs?limit=100").elapsed.total_seconds() for _ in range(10)]
-                pages_s += [client.get("/v1/jobs?all=true&limit=100").elapsed.total_seconds() for _ in range(10)]
-                running = sum(bool(watch.held) for watch in daemon.controller.state.watches.values())
+                state = daemon.controller.state
+
+                def held() -> int:
+                    return sum(bool(watch.held) for watch in state.watches.values())
+
+                def running() -> int:
+                    return sum(job.state is JobState.RUNNING for job in state.active())
+
+                while_starting = pages(client, lambda: agents and running() < held())
+                pages_s = pages(client, lambda: True)
+                counts = {"jobs_with_devices": held(), "jobs_running": running()}
                 memory = {"controller": peak_bytes(os.getpid()), "decisions": peak_bytes(daemon.decisions_pid)}
     return {
         "policy": policy,
@@ -169,8 +190,8 @@ def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents: bool) -> d
         "open_to_first_decision_cpu_s": first_cpu_s,  # what an idle machine would need
         "cycle_s": {"first": took_s[0], "median_with_nodes": statistics.median(took_s[before:] or [0.0])},
         "cycle_cpu_s": {"first": cpu_s[0], "median_with_nodes": statistics.median(cpu_s[before:] or [0.0])},
-        "first_page_of_100_s": {"p50": statistics.median(pages_s), "max": max(pages_s)},
-        "jobs_with_devices": running,
+        "first_page_of_100_s": {"while_jobs_start": while_starting, "after": pages_s},
+        **counts,
         "peak_bytes": memory,
     }
 

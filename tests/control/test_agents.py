@@ -130,7 +130,7 @@ def test_a_break_below_the_lease_costs_nothing(made: Any) -> None:
         now[0] += gap_s
         hub.expire()
         if number % 2 == 0:
-            hub.send("j.1.n0/0", {"do": "ping"})  # answered in its place: it is not known to be dead
+            hub.ping(["j.1.n0/0"])  # answered in its place: it is not known to be dead
             assert job.heard[-1]["event"] == "unreachable"
         node.connect()
         assert node.resumed
@@ -240,6 +240,41 @@ def test_an_older_agent_serves_on_and_is_asked_only_what_it_knows(made: Any) -> 
         hub.ask("n0", {"do": "logs", "job_id": "j"})
     hub.spawn("j.2.n0/0", "n0", "entry", {}, job)
     assert [order["do"] for order in node.orders] == ["fork"]
+    hub.ping(["j.2.n0/0"])
+    assert node.orders[-1]["message"] == {"do": "ping"}
+
+
+def test_a_roll_call_is_one_order_and_one_answer(made: Any) -> None:
+    hub, _, now = made
+    node, job = Node(hub), Job()
+    names = [f"j.1.n0/{index}" for index in range(3)]
+    node.connect()
+    node.greet()
+    for name in names:
+        hub.spawn(name, "n0", "entry", {}, job)
+    assert hub.unanswered_s(names[0]) == 0.0
+    hub.ping([*names, "gone"])
+    assert node.orders[-1] == {"do": "ping", "processes": names}
+    now[0] += 5.0
+    node.wire.beat()  # acknowledges: from now on the node is known to have been asked
+    now[0] += 3.0
+    assert hub.unanswered_s(names[2]) == 3.0
+    node.say("alive", processes=names[:2])
+    assert [event["process"] for event in job.heard if event["event"] == "alive"] == names[:2]
+    assert (hub.unanswered_s(names[0]), hub.unanswered_s(names[2])) == (0.0, 3.0)
+
+
+def test_a_ping_that_its_node_has_not_taken_is_not_unanswered(made: Any) -> None:
+    hub, _, now = made
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node._hear = lambda frame: None  # type: ignore[method-assign]
+    hub.ready("n0", node.connection, node._hear, node.wire.received)  # what is sent now goes nowhere, and nobody knows
+    hub.ping(["j.1.n0/0"])
+    now[0] += 30.0
+    assert hub.unanswered_s("j.1.n0/0") == 0.0
 
 
 @pytest.mark.parametrize(("protocol", "fix"), [(PROTOCOL + 1, "upgrade the controller"), (0, "upgrade the agent")])

@@ -14,7 +14,7 @@ from world import World
 
 from suika.cli import jobs as commands
 from suika.control.database import DatabaseStore
-from suika.control.learned import LESSONS_A_ROUND, Learned, Window
+from suika.control.learned import LESSONS_AT_ONCE, LESSONS_PER_S, Learned, Window
 from suika.control.pricing import EstimatedPricing, per_node
 from suika.control.store import MemoryStore
 from suika.core.cluster import parse_cluster_shorthand
@@ -171,20 +171,21 @@ def test_a_thousand_steady_jobs_cost_nothing(tmp_path: Path) -> None:
     assert pricing._curve.cache_info().misses == misses
 
 
-def test_a_thousand_jobs_that_start_at_once_are_taken_in_over_some_rounds() -> None:
+def test_a_thousand_jobs_that_start_at_once_are_taken_in_over_time() -> None:
     pricing, store, wanted = EstimatedPricing(CLUSTER), MemoryStore(), spec()
     of = plan(Layout(tp=2, dp=2), wanted)
-    learned, found = Learned(store), samples(wanted, of, 2)
-    jobs = [replace(Job(f"j{i}", wanted, float(i)), plan=of) for i in range(3 * LESSONS_A_ROUND)]
+    now_s = [0.0]
+    learned, found, at_once = Learned(store, lambda: now_s[0]), samples(wanted, of, 2), int(LESSONS_AT_ONCE)
+    jobs = [replace(Job(f"j{i}", wanted, float(i)), plan=of) for i in range(3 * at_once)]
     windows = {job.id: Window() for job in jobs}
     for window in windows.values():
         for sample in found:
             window.add(sample)
-    for round_ in range(1, 4):
+    for now_s[0], taught in ((0.0, at_once), (3.0 / LESSONS_PER_S, at_once + 3), (1e6, 2 * at_once + 3)):
         learned.begin_round()
         for job in jobs:
             learned.settle(job, of, windows[job.id], None, pricing)
-        assert sum(bool(learned.own(job.id)) for job in jobs) == round_ * LESSONS_A_ROUND
+        assert sum(bool(learned.own(job.id)) for job in jobs) == taught
 
 
 def test_a_change_of_pace_makes_no_price_anew() -> None:

@@ -109,7 +109,7 @@ def play_simulated(specs: dict[str, JobSpec], curves: dict[str, ScalingCurve], c
 
 def test_both_worlds_decide_alike(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Learned, "settle", lambda *_: None)
-    monkeypatch.setattr(Learned, "of", lambda *_: ())  # what jobs of earlier tests have taught counts no more than these
+    monkeypatch.setattr(Learned, "of", lambda *_: ())  # nor what jobs of earlier tests have taught
     decided = play_live(live)
     specs = {name: parse_job(live.file(name, **changes)) for name, changes in FILES.items()}
     cluster = live.service.backend.cluster

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -16,16 +17,22 @@ class Asked:
     def __init__(self) -> None:
         self.pinged: list[str] = []
         self.killed: list[str] = []
+        self.known_s = math.inf
 
     def spawn(self, process: str, node: str, entry: str, launch: Mapping[str, Any], listener: object) -> None:
         pass
 
     def send(self, process: str, message: Mapping[str, Any]) -> None:
-        if message["do"] == "ping":
-            self.pinged.append(process)
+        pass
+
+    def ping(self, processes: Collection[str]) -> None:
+        self.pinged += processes
 
     def kill(self, process: str) -> None:
         self.killed.append(process)
+
+    def unanswered_s(self, process: str) -> float:
+        return self.known_s
 
 
 def test_a_step_vouches_for_all_its_ranks() -> None:
@@ -48,3 +55,36 @@ def test_a_step_vouches_for_all_its_ranks() -> None:
         listen()
     assert {rank.process for rank in ranks} <= set(processes.pinged)
     assert processes.killed[0] in {rank.process for rank in ranks}
+
+
+def test_a_question_that_is_held_up_on_its_way_is_no_sign_of_death() -> None:
+    processes = Asked()
+    processes.known_s = 0.0
+    gang = Gang("j", processes, lambda member, message: None, Limits(silent_s=0.1, answer_s=0.1))
+    gang.spawn("j.1.n0/0", "n0", Device("n0", 0), RANK_ENTRY, {})
+    until_s = time.monotonic() + 1.0
+    while time.monotonic() < until_s:
+        gang.pump(until_s)
+    assert len(processes.pinged) >= 2, "one that seems lost is asked again"
+    assert not processes.killed
+    processes.known_s = 0.06
+
+    def listen() -> None:
+        while True:
+            gang.pump()
+
+    with pytest.raises(DiedError, match="did not answer"):
+        listen()
+
+
+def test_nobody_is_asked_before_the_next_step_is_overdue() -> None:
+    processes = Asked()
+    gang = Gang("j", processes, lambda member, message: None, Limits(silent_s=0.4, answer_s=0.4))
+    ranks = [gang.spawn("j.1.n0/0", "n0", Device("n0", 0), RANK_ENTRY, {})]
+    for took_s, within_s, asked in ((0.0, 0.6, 1), (0.4, 0.4, 0), (60.0, 0.9, 1)):
+        processes.pinged.clear()
+        gang.vouch(ranks, took_s)
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s:
+            gang.pump(until_s)
+        assert len(processes.pinged) == asked, took_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ class Scripted:
     def kill(self, process: str) -> None:
         if listener := self.alive.pop(process, None):
             listener({"event": "exit", "process": process, "code": -9})
+
+    def ping(self, processes: Collection[str]) -> None:
+        pass
+
+    def unanswered_s(self, process: str) -> float:
+        return 0.0
 
     def claim(self, process: str, listener: Hear) -> None:
         self.alive[process] = listener

@@ -20,8 +20,9 @@ Message = dict[str, Any]
 Frame = dict[str, Any]
 # Raised when frames or messages change. A controller serves agents down to OLDEST and asks each only what it knows, so
 # a cluster is upgraded controller first; an agent that is ahead of its controller is refused until that has followed.
-PROTOCOL, OLDEST = 2, 1
+PROTOCOL, OLDEST = 3, 1
 WITH_COMMANDS = 2  # since this one: commands, logs
+WITH_ROLL_CALL = 3  # since this one: many processes are asked for a sign of life at once
 WINDOW = 256  # messages on their way: more wait until some of them have been acknowledged
 
 
@@ -91,6 +92,11 @@ class Wire:
             message = frame["m"]
             assert isinstance(message, dict)
             return message
+
+    def holds(self, message: Message) -> bool:
+        """Whether the other side may not have taken this very message."""
+        with self._lock:
+            return any(m is message for _, m in self._sent) or any(m is message for m in self._waiting.values())
 
     def unacknowledged(self) -> list[Message]:
         """What the other side may not have taken."""

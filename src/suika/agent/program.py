@@ -31,6 +31,7 @@ from suika.agent import lock
 from suika.agent.forks import Forks
 from suika.agent.inventory import Inventory, with_descendants
 from suika.agent.link import PROTOCOL, LinkError, Message, Wire
+from suika.agent.roll import RollCall
 from suika.agent.rules import Rules
 from suika.agent.words import MOST_LOG_BYTES, MOST_LOGS
 from suika.core.cluster import Node
@@ -77,6 +78,7 @@ class Agent:
         self._replays = 0  # how often the fork server was asked to tell everything anew
         self._awaited: int | None = 0  # the replay that is still to come: until then nothing else is news
         self._forks_ended = False
+        self._roll = RollCall(lambda here: self._tell({"event": "alive", "processes": here}))
         self._pids: dict[str, int] = {}  # of the live processes
         self._told_dirty: dict[int, str] = {}
         self._refused: set[str] = set()  # processes that were not started, until they are told to go
@@ -196,6 +198,10 @@ class Agent:
             case "send" | "kill":
                 self._end_refused(order)
                 self._forks.order(order)
+            case "ping":
+                self._roll.call(order["processes"])
+                for process in order["processes"]:
+                    self._forks.order({"do": "send", "process": process, "message": {"do": "ping"}})
             case "shutdown":
                 self._forks.order(order)
             case "logs" | "read-log":
@@ -269,6 +275,11 @@ class Agent:
             case "exit":
                 self._pids.pop(event["process"], None)
                 self._await_idle()
+            case "message" if event["message"].get("say") == "pong" and self._roll.answered(event["process"]):
+                return
+        self._tell(event)
+
+    def _tell(self, event: Message) -> None:
         with self._lock:
             if event["event"] == "hello":
                 if self._awaited is None or event["asked"] != self._awaited:

@@ -67,6 +67,10 @@ def check_event(event: Message) -> bool:
         case "message":
             _check(event, "message", {"process": _TEXT, "message": (dict,)})
             return _check_message(event["message"])
+        case "alive":
+            _check(event, "alive", {"processes": (list,)})
+            for process in event["processes"]:
+                _check({"process": process}, "alive", {"process": _TEXT})
         case "devices":
             _check_dirty(event.get("dirty"))
         case "logs":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
@@ -18,35 +20,79 @@ from suika.core.errors import SpecError
 
 _HELLO_WAIT_S = 20.0
 _RECHECK_S = 60.0  # how long a connection outlives its token
+_GOOD_FOR_S = 1.0  # what was found out about a token holds for whoever shows it within that time
 _ACKNOWLEDGE_S = 0.1  # after a frame: one acknowledgement for all that came meanwhile
 _POLICY_VIOLATION, _GOING_AWAY = 1008, 1001
 
 
 def install_agents(app: FastAPI, hub: AgentHub, accounts: Accounts) -> None:
     """Routes for agents; an agent shows a token of role node."""
+    tokens, outbox = _Tokens(accounts), _Outbox()
 
     @app.websocket("/v1/agents")
     async def serve_agent(socket: WebSocket) -> None:
         scheme, _, token = socket.headers.get("authorization", "").partition(" ")
 
-        def may() -> bool:
-            account = accounts.authenticate(token) if scheme.lower() == "bearer" else None
-            return account is not None and account.may(Right.SERVE)
+        async def may() -> bool:
+            return scheme.lower() == "bearer" and await tokens.may_serve(token)
 
-        if not await run_in_threadpool(may):
+        if not await may():
             await socket.close(_POLICY_VIOLATION)  # before it is accepted: an HTTP 403
             return
         await socket.accept()
         with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
-            await _Conversation(socket, hub, may).hold()
+            await _Conversation(socket, hub, may, outbox).hold()
+
+
+class _Tokens:
+    """Which tokens are a node's. One look at the accounts serves all who show the same token at the same time: a
+    thousand agents come back at once, and look again at once."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._good: dict[str, float] = {}  # token -> when it was found good
+        self._lock = asyncio.Lock()
+
+    async def may_serve(self, token: str) -> bool:
+        async with self._lock:
+            now_s = time.monotonic()
+            self._good = {known: at_s for known, at_s in self._good.items() if now_s - at_s < _GOOD_FOR_S}
+            if token not in self._good and await run_in_threadpool(self._ask, token):
+                self._good[token] = time.monotonic()
+            return token in self._good
+
+    def _ask(self, token: str) -> bool:
+        account = self._accounts.authenticate(token)
+        return account is not None and account.may(Right.SERVE)
+
+
+class _Outbox:
+    """Frames from any thread on their way to the event loop, which is woken once for all that come meanwhile: a call
+    of the kernel for each, under the hub's lock, would hold up everyone who wants that lock."""
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[asyncio.Queue[Frame | None], Frame]] = deque()
+        self._woken = False
+
+    def put(self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Frame | None], frame: Frame) -> None:
+        self._frames.append((queue, frame))
+        if not self._woken:
+            self._woken = True
+            loop.call_soon_threadsafe(self._hand_out)
+
+    def _hand_out(self) -> None:
+        self._woken = False  # first: what comes from now on wakes the loop again
+        while self._frames:
+            queue, frame = self._frames.popleft()
+            queue.put_nowait(frame)
 
 
 class _Conversation:
     """One connection. Frames are sent in order by one task, whoever asks for it on whatever thread. `may`: whether its
     token is still good."""
 
-    def __init__(self, socket: WebSocket, hub: AgentHub, may: Callable[[], bool]) -> None:
-        self._socket, self._may = socket, may
+    def __init__(self, socket: WebSocket, hub: AgentHub, may: Callable[[], Awaitable[bool]], outbox: _Outbox) -> None:
+        self._socket, self._may, self._outbox = socket, may, outbox
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._outgoing: asyncio.Queue[Frame | None] = asyncio.Queue()
@@ -77,7 +123,7 @@ class _Conversation:
     async def _look_at_its_token(self) -> None:
         while True:
             await asyncio.sleep(_RECHECK_S)
-            if not await run_in_threadpool(self._may):
+            if not await self._may():
                 await self._socket.close(_POLICY_VIOLATION, "its token is not good any more")
                 return
 
@@ -103,7 +149,7 @@ class _Conversation:
         return name
 
     def _put(self, frame: Frame) -> None:
-        self._loop.call_soon_threadsafe(self._outgoing.put_nowait, frame)
+        self._outbox.put(self._loop, self._outgoing, frame)
 
     async def _send_all(self) -> None:
         while (frame := await self._outgoing.get()) is not None:

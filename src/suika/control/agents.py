@@ -14,12 +14,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from suika.agent.link import OLDEST, PROTOCOL, WITH_COMMANDS, Frame, LinkError, Message, Wire
+from suika.agent.link import OLDEST, PROTOCOL, WITH_COMMANDS, WITH_ROLL_CALL, Frame, LinkError, Message, Wire
 from suika.agent.words import check_event
 from suika.core.cluster import Node
 from suika.core.errors import SpecError, require
@@ -47,8 +47,15 @@ class Attached:
     ordered: set[str] = field(default_factory=set)  # asked for before that: no part of what it tells
     listeners: dict[str, Listener | None] = field(default_factory=dict)
     unclaimed: dict[str, deque[Message]] = field(default_factory=dict)
+    pings: dict[str, _Ping] = field(default_factory=dict)  # by process: the last one, unless it was answered
     asked: dict[int, _Question] = field(default_factory=dict)  # by the request's number
     mute_until_s: float = 0.0  # a question was not answered: none is asked until then
+
+
+@dataclass
+class _Ping:
+    order: Message
+    taken_s: float | None = None  # the node is known to have it since then
 
 
 @dataclass(frozen=True)
@@ -139,18 +146,41 @@ class AgentHub:
             attached = self._of(process)
             if attached is None:
                 return
-            listener = attached.listeners.get(process)
-            if message.get("do") != "ping" or attached.connection is not None:
-                attached.wire.put({"do": "send", "process": process, "message": dict(message)})
-                return
-        if listener is not None:  # a broken connection is no sign of a dead process: the lease decides
-            listener({"event": "unreachable", "process": process})
+            attached.wire.put({"do": "send", "process": process, "message": dict(message)})
+
+    def ping(self, processes: Collection[str]) -> None:
+        with self._lock:
+            asked: dict[str, list[str]] = {}
+            for process in processes:
+                if self._of(process) is not None:
+                    asked.setdefault(self._where[process], []).append(process)
+            for attached, names in [(self._nodes[node], names) for node, names in asked.items()]:
+                if attached.connection is not None:
+                    self._put_pings(attached, names)
+                    continue
+                for name in names:  # a broken connection is no sign of a dead process: the lease decides
+                    if (listener := attached.listeners.get(name)) is not None:
+                        listener({"event": "unreachable", "process": name})
+
+    def _put_pings(self, attached: Attached, processes: list[str]) -> None:
+        orders: list[tuple[Message, list[str]]] = [({"do": "ping", "processes": processes}, processes)]
+        if attached.protocol < WITH_ROLL_CALL:
+            orders = [({"do": "send", "process": p, "message": {"do": "ping"}}, [p]) for p in processes]
+        for order, names in orders:
+            attached.pings.update(dict.fromkeys(names, _Ping(order)))
+            attached.wire.put(order)
 
     def kill(self, process: str) -> None:
         with self._lock:
             attached = self._of(process)
             if attached is not None:
                 attached.wire.put({"do": "kill", "process": process})
+
+    def unanswered_s(self, process: str) -> float:
+        with self._lock:
+            attached = self._of(process)
+            ping = attached.pings.get(process) if attached is not None else None
+            return 0.0 if ping is None or ping.taken_s is None else self._clock() - ping.taken_s
 
     def claim(self, process: str, listener: Listener) -> None:
         """From now on `listener` hears of a process that ran before; first of what it has said since."""
@@ -215,6 +245,7 @@ class AgentHub:
         fresh = Attached(node, incarnation, Wire(), self._clock())
         if known is not None:
             fresh.listeners = known.listeners
+            fresh.pings = {process: ping for process, ping in known.pings.items() if ping.taken_s is None}
             for order in known.wire.unacknowledged():
                 fresh.wire.put(order)
                 if order["do"] == "fork":
@@ -243,6 +274,9 @@ class AgentHub:
                 raise LinkError("this connection has been replaced, or its lease has run out")
             event = attached.wire.take(frame)
             attached.heard_s = self._clock()
+            for ping in attached.pings.values():
+                if ping.taken_s is None and not attached.wire.holds(ping.order):
+                    ping.taken_s = attached.heard_s
             if event is not None and known:
                 self._hear(attached, event)
 
@@ -277,7 +311,14 @@ class AgentHub:
             if question is not None:
                 question.answer.set_result(event)
             return
+        if event["event"] == "alive":
+            for process in event["processes"]:
+                attached.pings.pop(process, None)
+                if (listener := attached.listeners.get(process)) is not None:
+                    listener({"event": "alive", "process": process})
+            return
         process = event["process"]
+        attached.pings.pop(process, None)
         if process not in attached.listeners:
             if event["event"] != "exit" and attached.greeted:  # it counts as dead: make it so
                 attached.wire.put({"do": "kill", "process": process}, newest_of=("kill", process))

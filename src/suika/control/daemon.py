@@ -38,6 +38,7 @@ from suika.core.quota import checked_quota
 from suika.schedule.policies import load
 
 _FENCED_EXIT = 4
+_SWITCH_S = 0.001  # a thread that computes gives way after this: a thousand jobs' threads and the doors wait for it
 
 
 class Daemon:
@@ -92,6 +93,7 @@ class Daemon:
         gc.freeze()  # what is there now stays: looking through it again and again would stop every answer
 
     def __enter__(self) -> Daemon:
+        sys.setswitchinterval(_SWITCH_S)
         try:
             self.adoption.begin()
             self.controller.start()

@@ -7,8 +7,9 @@ pricing. All else is a comparison of two counts, so a thousand jobs cost nothing
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +23,9 @@ from suika.estimate.knowledge import Known, Pool
 
 FIRST_LOOK = 2  # samples of each rank; the next look is at twice as many
 LOOK_EVERY = 32  # samples of each rank between later looks
-LESSONS_A_ROUND = 8  # each makes a job's curve anew: a thousand jobs that start at once are taken in over some rounds
+# Each makes a job's curve anew, some 30 ms: a thousand jobs that start at once are taken in over minutes, so that the
+# service answers meanwhile.
+LESSONS_PER_S, LESSONS_AT_ONCE = 10.0, 8.0
 JOBS_POOLED = 32  # the newest of a device type
 
 
@@ -70,11 +73,11 @@ class Estimator(Protocol):
 class Learned:
     """Changed by the controller's loop alone, read from anywhere: what is handed out is immutable."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
         self._jobs: dict[str, dict[str, Known]] = {}
         self._pools: dict[str, Pool] = {}
-        self._lessons_left = LESSONS_A_ROUND
+        self._lessons_left, self._counted_s = LESSONS_AT_ONCE, clock()
         self.dropped: list[str] = []  # jobs whose record another version wrote
         for (job_id, device_type), record in store.calibrations().items():
             try:
@@ -96,14 +99,16 @@ class Learned:
 
     def begin_round(self) -> None:
         """Before the calls of `settle` of one round of the controller's loop."""
-        self._lessons_left = LESSONS_A_ROUND
+        now_s = self._clock()
+        earned = LESSONS_PER_S * (now_s - self._counted_s)
+        self._lessons_left, self._counted_s = min(self._lessons_left + earned, LESSONS_AT_ONCE), now_s
 
     def settle(self, job: Job, plan: Plan, window: Window, step_s: float | None, pricing: Estimator) -> None:
         """Take in what a running job shows: its samples when a look is due, its step time against the prediction."""
         device_type = pricing.device_type(plan)
         before = self._jobs.get(job.id, {}).get(device_type)
         known = before or Known.nothing(self._base(device_type), job.id)
-        if self._lessons_left > 0 and window.due(plan.layout.num_ranks):
+        if self._lessons_left >= 1 and window.due(plan.layout.num_ranks):
             learnt = pricing.learnt(job.spec, plan, known, list(window))
             self._lessons_left -= learnt is not known
             known = learnt

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from suika.core.errors import require
 
 _START_WAIT_S = 20.0
+_PING_S = 120.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -45,6 +46,8 @@ class NetDoor:
             timeout_keep_alive=30,
             limit_concurrency=5000,
             ws_max_size=4 << 20,
+            ws_ping_interval=_PING_S,  # agents' signs of life are our own: these find ends that are gone for good
+            ws_ping_timeout=_PING_S,
             ssl_certfile=str(cert) if cert else None,
             ssl_keyfile=str(key) if key else None,
         )

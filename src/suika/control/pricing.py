@@ -12,6 +12,7 @@ from suika.control.commands import MovesWithCommands, command_curve
 from suika.core.cluster import Cluster
 from suika.core.environment import Environment, Preemption
 from suika.core.job import JobSpec
+from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
 from suika.core.snapshot import MoveCost, ScalingCurve
@@ -49,6 +50,7 @@ class EstimatedPricing:
         self._curve = lru_cache(maxsize=4096)(self._make_curve)
         self._unpaced = lru_cache(maxsize=4096)(self._make_unpaced)
         self._step_s = lru_cache(maxsize=4096)(self._make_step_s)
+        self._layout_step_s = lru_cache(maxsize=4096)(self._make_layout_step_s)
 
     def curve(self, spec: JobSpec, known: tuple[Known, ...] = ()) -> ScalingCurve:
         """`known` by device type; the same objects give the same curve at once."""
@@ -118,7 +120,13 @@ class EstimatedPricing:
         return curve_of_job(spec, self.cluster, {c.device_type: c for c in calibrations})
 
     def _make_step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...]) -> float:
-        return estimate_layout(self._setting(spec, self.device_type(plan), per_node(plan), known), plan.layout).step_s
+        return self._layout_step_s(spec, plan.layout, self.device_type(plan), per_node(plan), known)
+
+    def _make_layout_step_s(
+        self, spec: JobSpec, layout: Layout, device_type: str, devices_per_node: int, known: tuple[Known, ...]
+    ) -> float:
+        """The same wherever in the cluster the devices are."""
+        return estimate_layout(self._setting(spec, device_type, devices_per_node, known), layout).step_s
 
     def _setting(
         self, spec: JobSpec, device_type: str, devices_per_node: int, known: tuple[Known, ...] = ()

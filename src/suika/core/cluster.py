@@ -122,21 +122,23 @@ class Cluster:
     def num_devices(self) -> int:
         return sum(node.num_devices for node in self.nodes)
 
+    @cached_property
+    def _types(self) -> tuple[str, ...]:
+        """Of its nodes, each once."""
+        return tuple(dict.fromkeys(node.device_type for node in self.nodes))
+
     def types_named(self, name: str) -> tuple[str, ...]:
         """What nodes call the device type `name`; empty where no node has it. Any of a type's names will do, but a type
         of which this cluster has facts of its own is another one, with that name alone."""
-        types = tuple(dict.fromkeys(node.device_type for node in self.nodes))
-        own = tuple(t for t in types if t in self.device_types and plain(t) == plain(name))
-        return own or tuple(t for t in types if t not in self.device_types and same_type(t, name))
+        own = tuple(t for t in self._types if t in self.device_types and plain(t) == plain(name))
+        return own or tuple(t for t in self._types if t not in self.device_types and same_type(t, name))
 
     def facts_of(self, device_type: str) -> Mapping[str, Any] | None:
         """What this cluster says itself of a type of its nodes, by whatever name it does."""
         if device_type in self.device_types:
             return self.device_types[device_type]
-        others = {node.device_type for node in self.nodes}
-        named = (
-            facts for name, facts in self.device_types.items() if name not in others and same_type(name, device_type)
-        )
+        others = (name for name in self.device_types if name not in self._types)
+        named = (self.device_types[name] for name in others if same_type(name, device_type))
         return next(named, None)
 
     def domains(self) -> tuple[Domain, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,13 @@ class ColdProcesses:
 
     def kill(self, process: str) -> None:
         self._machines[process].kill(process)
+
+    def ping(self, processes: Collection[str]) -> None:
+        for process in processes:
+            self._machines[process].ping((process,))
+
+    def unanswered_s(self, process: str) -> float:
+        return self._machines[process].unanswered_s(process)
 
     def close(self) -> None:
         self._starting.shutdown()

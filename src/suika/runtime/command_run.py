@@ -213,7 +213,7 @@ class CommandRun:
             if all(self._said(member, "exited") or not member.alive for member in members):
                 return
             with suppress(DiedError):  # one more that has ended
-                self.gang.pump()
+                self.gang.pump(deadline)
 
     def _take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
         self._orders.taking_back = False

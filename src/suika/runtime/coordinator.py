@@ -44,6 +44,7 @@ from suika.runtime.redeploy import Commit, Move
 from suika.runtime.timing import StepTimes
 
 PROGRAM = "suika.train.program:build"
+_ALARM_SLACK_S = 0.01
 
 
 class NotRunningError(RuntimeError):
@@ -148,6 +149,9 @@ class JobRun:
         """
         if deadline_s is not None:
             self._stop_by_s = time.monotonic() + deadline_s
+            alarm = threading.Timer(deadline_s + _ALARM_SLACK_S, self.gang.post, ({},))  # has the thread look
+            alarm.daemon = True
+            alarm.start()
         return self.command(self._preempt)
 
     def kill(self) -> None:
@@ -214,9 +218,9 @@ class JobRun:
         if message.get("generation") != self.generation and message["say"] != "published":
             return
         if message["say"] == "step":
-            self.gang.vouch(self.ranks.values())
             self.step = message["step"]
             self.times.ended(message["step"], message["at_s"])
+            self.gang.vouch(self.ranks.values(), self.times.latest_s)
             fields = {name: message[name] for name in ("step", "loss", "grad_norm", "lr", "num_tokens", "at_s")}
             self.emit(StepDone(self.job_id, self.generation, **fields))
             self._measure(final=False)

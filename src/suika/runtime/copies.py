@@ -229,7 +229,7 @@ class Copies:
         self._tell("report")
         deadline = time.monotonic() + _ANSWER_S
         while any(holder.asked for holder in self._holders.values()) and time.monotonic() < deadline:
-            self._gang.pump()
+            self._gang.pump(deadline)
 
     def pids(self, node: str) -> list[int]:
         """Of the holders on `node`."""
@@ -249,7 +249,7 @@ class Copies:
             self._processes.kill(process)
         deadline = time.monotonic() + _ANSWER_S
         while self._holders and time.monotonic() < deadline:
-            self._gang.pump()
+            self._gang.pump(deadline)
         self._holders, self._sets, self._asked, self.newest, self._due = {}, {}, None, None, 0
 
     def _tell(self, do: str, **content: Any) -> None:

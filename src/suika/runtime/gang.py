@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import queue
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +18,8 @@ STORE_ENTRY = "suika.runtime.store:serve"
 HOLDER_ENTRY = "suika.runtime.holder:main"
 COMMAND_ENTRY = "suika.runtime.command:main"
 NOT_STARTED = 126  # exit code of what could not be started, as shells have it
-_TICK_S = 0.25
+_PATIENCE = 1.6  # 1.6 x 6 + 8 s and two ticks are less than 20 s
+_TICKS = 6  # looks at the clock within the shorter of the two times that tell silence from death
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Limits:
     move_s: float = 600.0
     save_s: float = 600.0
     end_s: float = 10.0  # a process told to go is gone
-    silent_s: float = 6.0  # without a word: ask
+    silent_s: float = 6.0  # without a word: ask; if steps are that long, up to `_PATIENCE` times later
     answer_s: float = 8.0  # asked and no answer: taken for dead
     blame_s: float = 1.0  # a rank's error may follow from another's death: wait for the first cause
 
@@ -91,6 +94,10 @@ class Gang:
         self._processes = processes
         self._hear = hear
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # A controller of a thousand jobs has a thousand of these: each look that finds nothing is kept rare.
+        self._spread = random.uniform(0.75, 1.0)  # jobs that began together need not all ask at once
+        self._silent_s = limits.silent_s * self._spread
+        self._tick_s = min(limits.silent_s, limits.answer_s) / _TICKS
 
     def spawn(
         self,
@@ -115,10 +122,10 @@ class Gang:
         ranks' own clocks are those of several machines."""
         self._inbox.put({**event, "arrived_s": time.monotonic()})
 
-    def pump(self) -> None:
-        """Take in one event, or notice silence. Raises `DiedError`."""
+    def pump(self, until_s: float = math.inf) -> None:
+        """Take in one event, or notice silence; back by `until_s` of the monotonic clock. Raises `DiedError`."""
         try:
-            event = self._inbox.get(timeout=_TICK_S)
+            event = self._inbox.get(timeout=min(self._tick_s, max(until_s - time.monotonic(), 0.0)))
         except queue.Empty:
             self._ask_the_silent()
             return
@@ -143,10 +150,13 @@ class Gang:
         if self._inbox.empty():
             self._ask_the_silent()
 
-    def vouch(self, members: Iterable[Member]) -> None:
-        """A step that none of `members` can be left out of has ended: none is stopped, and none need be asked. In a
-        cluster of thousands of ranks the questions would be most of what its controller does."""
+    def vouch(self, members: Iterable[Member], took_s: float = 0.0) -> None:
+        """A step that none of `members` can be left out of has ended: none is stopped, and none need be asked before
+        the next one is overdue, by the `took_s` of this one. In a cluster of thousands of ranks the questions would be
+        most of what its controller does."""
         now = time.monotonic()
+        patience = min(max(1.0, 1.5 * took_s / self.limits.silent_s), _PATIENCE)
+        self._silent_s = self.limits.silent_s * patience * self._spread
         for member in members:
             member.heard_s, member.asked_s = now, None
 
@@ -181,14 +191,14 @@ class Gang:
             if time.monotonic() > deadline:
                 names = ", ".join(m.process for m in missing)
                 raise TimeoutError(f"no '{say}' within {timeout_s:.0f} s from {names}")
-            self.pump()
+            self.pump(deadline)
         return [m.said[say, generation] for m in members]
 
     def blame(self, complaint: str, generation: int, members: Iterable[Member]) -> NoReturn:
         """Raise for the earliest complaint; but first wait a moment, since another's death may be behind them all."""
-        until = time.monotonic() + self.limits.blame_s
-        while time.monotonic() < until:
-            self.pump()
+        until_s = time.monotonic() + self.limits.blame_s
+        while time.monotonic() < until_s:
+            self.pump(until_s)
         said = [(m.said[complaint, generation], m) for m in members if (complaint, generation) in m.said]
         first, member = min(said, key=lambda pair: pair[0]["at_s"])
         raise UnableError(member, first["error"], first.get("link", False), first.get("alone", False))
@@ -196,18 +206,34 @@ class Gang:
     def _ask_the_silent(self) -> None:
         """Ping who has been silent for long; who leaves a ping unanswered for too long is stopped, hence dead."""
         now = time.monotonic()
+        silent: list[Member] = []
         for member in list(self.members.values()):
             if member.going or (member.imports and not member.said):
                 continue
-            if member.asked_s is None and now - member.heard_s > self.limits.silent_s:
-                member.asked_s = now
-                self._processes.send(member.process, {"do": "ping"})
-            elif member.asked_s is not None and now - member.asked_s > self.limits.answer_s:
+            if member.asked_s is None and now - member.heard_s > self._silent_s:
+                silent.append(member)
+            elif member.asked_s is not None and self._is_overdue(member, now):
                 self._processes.kill(member.process)
                 member.going = True  # whoever handles this waits for its exit, as for any other
                 if member.device is None:
                     continue  # a store: hurts only who needs it next
                 raise DiedError(member, f"did not answer for {self.limits.answer_s:.0f} s", now - member.heard_s)
+        if silent:
+            for member in silent:
+                member.asked_s = now
+            self._processes.ping([member.process for member in silent])
+
+    def _is_overdue(self, member: Member, now: float) -> bool:
+        """A question or an answer that is held up on its way, as by a controller that is short of time, is no sign of
+        death; one that seems lost is asked again."""
+        assert member.asked_s is not None
+        wait_s = self.limits.answer_s
+        if now - member.asked_s <= wait_s:
+            return False
+        unanswered_s = self._processes.unanswered_s(member.process)
+        if unanswered_s == 0 and now - member.asked_s > 3 * wait_s:
+            member.asked_s = None
+        return unanswered_s > wait_s / 2
 
     def dismiss(self, members: Iterable[Member]) -> None:
         """Let processes go: told to exit, killed if they have not after `end_s`. Returns when they are gone."""
@@ -229,7 +255,7 @@ class Gang:
     def _await_exits(self, members: list[Member], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while any(m.alive for m in members) and time.monotonic() < deadline:
-            self.pump()
+            self.pump(deadline)
 
 
 def _exit_in_words(code: int) -> str:

@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,8 +130,17 @@ class Processes(Protocol):
         """Never raises for a process that is gone: its exit has been or will be reported."""
         ...
 
+    def ping(self, processes: Collection[str]) -> None:
+        """Ask for a sign of life of each."""
+        ...
+
     def kill(self, process: str) -> None:
         """SIGKILL the process and all that it started."""
+        ...
+
+    def unanswered_s(self, process: str) -> float:
+        """For how long the process is known to have had its last ping, in seconds; 0: it may be on its way, or its
+        answer be held up where it is not the process's fault."""
         ...
 
 

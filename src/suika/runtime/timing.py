@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 STEPS_FOR_A_MEDIAN = 5
+KEPT = 1024  # reports; a job may make millions of steps
 
 
 @dataclass
@@ -22,6 +23,13 @@ class StepTimes:
     def ended(self, step: int, at_s: float) -> None:
         self.steps.append(step)
         self.ends_s.append(at_s)
+        if len(self.steps) > 2 * KEPT:  # the first one tells when training went on, the latest how fast it is
+            del self.steps[1:-KEPT], self.ends_s[1:-KEPT]
+
+    @property
+    def latest_s(self) -> float:
+        """Seconds between the two latest reports; 0 before there are two."""
+        return self.ends_s[-1] - self.ends_s[-2] if len(self.ends_s) > 1 else 0.0
 
     @property
     def intervals_s(self) -> list[float]:
