@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from suika.agent.link import PROTOCOL, LinkError, Wire
-from suika.agent.words import SAID
+from suika.agent.words import MOST_CALLED, SAID, check_event
 from suika.control.agents import AgentHub, UnreachableError, Watcher
 from suika.core.errors import SpecError
 from suika.runtime.gang import COMMAND_ENTRY
@@ -275,6 +275,73 @@ def test_a_ping_that_its_node_has_not_taken_is_not_unanswered(made: Any) -> None
     hub.ping(["j.1.n0/0"])
     now[0] += 30.0
     assert hub.unanswered_s("j.1.n0/0") == 0.0
+
+
+def test_an_answer_that_a_break_holds_up_is_waited_for(made: Any) -> None:
+    hub, _, now = made
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    hub.ping(["j.1.n0/0"])
+    node.wire.beat()
+    node.cut()
+    now[0] += 30.0
+    assert hub.unanswered_s("j.1.n0/0") == 0.0
+    node.connect()
+    now[0] += 2.0
+    assert hub.unanswered_s("j.1.n0/0") == 2.0
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("protocol", [PROTOCOL, 2])
+def test_a_restarted_agent_asks_anew_in_its_own_words(made: Any, protocol: int, taken: bool) -> None:
+    hub, _, now = made
+    node, job, gone = Node(hub), Job(), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    hub.spawn("k.1.n0/1", "n0", "entry", {}, gone)
+    node.wire.beat()
+    if not taken:
+        node._hear = lambda frame: None  # type: ignore[method-assign]
+        hub.ready("n0", node.connection, node._hear, node.wire.received)
+    hub.ping(["j.1.n0/0", "k.1.n0/1"])
+    if taken:
+        node.wire.beat()
+    node.cut()
+    again = Node(hub, incarnation="second")
+    hello = again.hello
+    again.hello = lambda **changes: hello(protocol=protocol, **changes)  # type: ignore[method-assign]
+    again.connect()
+    again.greet(**{"j.1.n0/0": 7})
+    asked = [process for order in again.orders for process in order.get("processes", [order.get("process")])]
+    assert asked == ["j.1.n0/0", "k.1.n0/1"]
+    assert {order["do"] for order in again.orders} == {"ping" if protocol == PROTOCOL else "send"}
+    again.wire.beat()
+    now[0] += 5.0
+    assert hub.unanswered_s("j.1.n0/0") == 5.0
+    assert gone.kinds == ["exit"]
+    assert list(hub._nodes["n0"].pings) == ["j.1.n0/0"]
+
+
+def test_a_node_vouches_only_for_its_own_and_once(made: Any) -> None:
+    hub, _, now = made
+    node, other, job = Node(hub), Node(hub, "n1"), Job()
+    for each in (node, other):
+        each.connect()
+        each.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    hub.ping(["j.1.n0/0"])
+    node.wire.beat()
+    now[0] += 5.0
+    other.say("alive", processes=["j.1.n0/0"])
+    assert job.kinds == []
+    assert hub.unanswered_s("j.1.n0/0") == 5.0
+    node.say("alive", processes=["j.1.n0/0"] * 1000)
+    assert job.kinds == ["alive"]
+    with pytest.raises(LinkError, match="bounded length"):
+        check_event({"event": "alive", "processes": ["x"] * (MOST_CALLED + 1)})
 
 
 @pytest.mark.parametrize(("protocol", "fix"), [(PROTOCOL + 1, "upgrade the controller"), (0, "upgrade the agent")])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from suika.agent.roll import WITHIN_S
 from suika.core.cluster import Device
 from suika.runtime.gang import RANK_ENTRY, DiedError, Gang, Limits
 
@@ -81,10 +82,19 @@ def test_nobody_is_asked_before_the_next_step_is_overdue() -> None:
     processes = Asked()
     gang = Gang("j", processes, lambda member, message: None, Limits(silent_s=0.4, answer_s=0.4))
     ranks = [gang.spawn("j.1.n0/0", "n0", Device("n0", 0), RANK_ENTRY, {})]
-    for took_s, within_s, asked in ((0.0, 0.6, 1), (0.4, 0.4, 0), (60.0, 0.9, 1)):
+    for took_s, within_s, asked in ((0.0, 0.6, 1), (0.4, 0.35, 0), (60.0, 0.75, 1)):
         processes.pinged.clear()
         gang.vouch(ranks, took_s)
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s:
             gang.pump(until_s)
         assert len(processes.pinged) == asked, took_s
+
+
+def test_a_stopped_process_is_noticed_within_20_s() -> None:
+    """The worst case: its last answer waited for others', steps are long, each look comes a tick late."""
+    limits = Limits()
+    gang = Gang("j", Asked(), lambda member, message: None, limits)
+    gang._spread = 1.0
+    gang.vouch([], took_s=60.0)
+    assert WITHIN_S + gang._silent_s + limits.answer_s + 2 * gang._tick_s < 20

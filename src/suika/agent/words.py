@@ -53,6 +53,7 @@ _ABSENT = object()
 _MAX_COLLECTIVES = 100_000  # of one kind in one step
 _MAX_TEXT = 65536
 MOST_LOGS, MOST_LOG_BYTES = 5000, 256 << 10  # in one answer
+MOST_CALLED = 10_000  # processes in one roll call: more than a node can have
 
 
 def check_event(event: Message) -> bool:
@@ -69,6 +70,8 @@ def check_event(event: Message) -> bool:
             return _check_message(event["message"])
         case "alive":
             _check(event, "alive", {"processes": (list,)})
+            if len(event["processes"]) > MOST_CALLED:
+                raise LinkError("alive: must be a list of bounded length")
             for process in event["processes"]:
                 _check({"process": process}, "alive", {"process": _TEXT})
         case "devices":

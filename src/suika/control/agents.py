@@ -43,6 +43,7 @@ class Attached:
     heard_s: float
     protocol: int = PROTOCOL
     connection: object | None = None  # identity of the live connection
+    joined_s: float = 0.0  # when that began
     greeted: bool = False  # it has told which processes it has
     ordered: set[str] = field(default_factory=set)  # asked for before that: no part of what it tells
     listeners: dict[str, Listener | None] = field(default_factory=dict)
@@ -180,7 +181,9 @@ class AgentHub:
         with self._lock:
             attached = self._of(process)
             ping = attached.pings.get(process) if attached is not None else None
-            return 0.0 if ping is None or ping.taken_s is None else self._clock() - ping.taken_s
+            if attached is None or attached.connection is None or ping is None or ping.taken_s is None:
+                return 0.0
+            return self._clock() - max(ping.taken_s, attached.joined_s)  # a break held up the answer, too
 
     def claim(self, process: str, listener: Listener) -> None:
         """From now on `listener` hears of a process that ran before; first of what it has said since."""
@@ -233,23 +236,27 @@ class AgentHub:
                 raise SpecError("node.name", node.name, "is connected already", "names of nodes must be unique")
             resumes = resumes and known is not None and known.incarnation == incarnation and known.node == node
             if known is None or not resumes:
-                known = self._begin(node, incarnation, known)
-            known.protocol = spoken
+                known = self._begin(node, incarnation, spoken, known)
             known.connection, known.heard_s = connection, self._clock()
+            known.joined_s = known.heard_s
             known.wire.disconnect()
             answer = {"controller": self.identity, "resumes": resumes, "received": known.wire.received}
             return node.name, answer | {"lease_s": self.lease_s}
 
-    def _begin(self, node: Node, incarnation: str, known: Attached | None) -> Attached:
-        """A session anew; orders that may not have been taken by the earlier incarnation are given again."""
-        fresh = Attached(node, incarnation, Wire(), self._clock())
+    def _begin(self, node: Node, incarnation: str, protocol: int, known: Attached | None) -> Attached:
+        """A session anew; orders that may not have been taken by the earlier incarnation are given again. Whoever had
+        not answered is asked again: the answer may have been lost with it."""
+        fresh = Attached(node, incarnation, Wire(), self._clock(), protocol)
         if known is not None:
             fresh.listeners = known.listeners
-            fresh.pings = {process: ping for process, ping in known.pings.items() if ping.taken_s is None}
             for order in known.wire.unacknowledged():
+                if order["do"] == "ping":
+                    continue
                 fresh.wire.put(order)
                 if order["do"] == "fork":
                     fresh.ordered.add(order["process"])
+            if known.pings:
+                self._put_pings(fresh, list(known.pings))
         self._nodes[node.name] = fresh
         return fresh
 
@@ -313,8 +320,8 @@ class AgentHub:
             return
         if event["event"] == "alive":
             for process in event["processes"]:
-                attached.pings.pop(process, None)
-                if (listener := attached.listeners.get(process)) is not None:
+                listener = attached.listeners.get(process)
+                if attached.pings.pop(process, None) is not None and listener is not None:  # it was asked: tell it once
                     listener({"event": "alive", "process": process})
             return
         process = event["process"]
@@ -338,6 +345,7 @@ class AgentHub:
         for process in [p for p in attached.listeners if p not in found and p not in attached.ordered]:
             listener = attached.listeners.pop(process)
             self._where.pop(process, None)
+            attached.pings.pop(process, None)
             if listener is not None:
                 listener({"event": "exit", "process": process, "code": -9})
         strangers = {process: pid for process, pid in found.items() if attached.listeners.get(process) is None}

@@ -18,7 +18,7 @@ STORE_ENTRY = "suika.runtime.store:serve"
 HOLDER_ENTRY = "suika.runtime.holder:main"
 COMMAND_ENTRY = "suika.runtime.command:main"
 NOT_STARTED = 126  # exit code of what could not be started, as shells have it
-_PATIENCE = 1.6  # 1.6 x 6 + 8 s and two ticks are less than 20 s
+_PATIENCE = 1.4  # 1.4 x 6 + 8 s, two ticks and the 1 s that an answer may wait for others' are less than 20 s
 _TICKS = 6  # looks at the clock within the shorter of the two times that tell silence from death
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 STEPS_FOR_A_MEDIAN = 5
-KEPT = 1024  # reports; a job may make millions of steps
+KEPT = 1024  # of the latest reports; a job may make millions of steps
 
 
 @dataclass
@@ -23,8 +23,8 @@ class StepTimes:
     def ended(self, step: int, at_s: float) -> None:
         self.steps.append(step)
         self.ends_s.append(at_s)
-        if len(self.steps) > 2 * KEPT:  # the first one tells when training went on, the latest how fast it is
-            del self.steps[1:-KEPT], self.ends_s[1:-KEPT]
+        if len(self.steps) > 2 * KEPT:  # the first one tells when training went on; of older ones every other will do
+            del self.steps[1:-KEPT:2], self.ends_s[1:-KEPT:2]
 
     @property
     def latest_s(self) -> float:
