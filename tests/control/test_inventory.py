@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,3 +98,28 @@ def test_a_dirty_device_is_looked_at_again_until_it_is_clean(tmp_path: Path) -> 
     agent._look_again()
     agent._look_again()
     assert said == [{"0": "4 MiB are in use by nobody"}, {}]
+
+
+def test_signs_of_life_do_not_wait_behind_an_end_that_waits_for_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("suika.agent.program.CLEAN_WAIT_S", 1.0)
+    found = {0: "4 MiB are in use by nobody"}
+    inventory = SimpleNamespace(dirty=lambda own: dict(found), checks=True, num_devices=2, device_type="A100")
+    forks = SimpleNamespace(order=lambda order: None)
+    agent = Agent("http://x", "token", Node("n0", 2, "A100"), tmp_path, forks, inventory)
+    agent._awaited = None  # it has told everything
+    said: list[str] = []
+    agent._wire.connect(lambda frame: said.append(frame["m"]["event"]) if "m" in frame else None, 0)
+    teller = threading.Thread(target=agent._pass_on_news)
+    teller.start()
+    agent._obey({"do": "ping", "processes": ["k.1.n0/1"]})
+    for index in range(3):
+        agent._hear({"event": "exit", "process": f"j.1.n0/{index}", "code": 0})
+    agent._hear({"event": "message", "process": "k.1.n0/1", "message": {"say": "pong"}})
+    assert said == ["alive"]
+    began_s = time.monotonic()
+    agent._news.put(None)
+    teller.join(10)
+    assert said == ["alive", *["devices", "exit"] * 3]
+    assert time.monotonic() - began_s < 2.0, "a device that is said to be dirty is waited for once"

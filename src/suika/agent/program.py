@@ -11,6 +11,7 @@ import base64
 import json
 import math
 import os
+import queue
 import random
 import secrets
 import socket
@@ -78,6 +79,7 @@ class Agent:
         self._replays = 0  # how often the fork server was asked to tell everything anew
         self._awaited: int | None = 0  # the replay that is still to come: until then nothing else is news
         self._forks_ended = False
+        self._news: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # that may have to wait; None: the end
         self._roll = RollCall(lambda here: self._tell({"event": "alive", "processes": here}))
         self._pids: dict[str, int] = {}  # of the live processes
         self._told_dirty: dict[int, str] = {}
@@ -90,10 +92,13 @@ class Agent:
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (held := lock.take(self._logs.parent)) is None:
             raise RefusedError(f"another agent serves from {self._logs.parent}")
+        if self._inventory.checks:
+            threading.Thread(target=self._pass_on_news, name="news", daemon=True).start()
         try:
             self._serve_until_stopped()
         finally:
             self._forks.close()
+            self._news.put(None)
             os.close(held)
 
     def _serve_until_stopped(self) -> None:
@@ -253,7 +258,7 @@ class Agent:
 
     def _start_forks(self) -> None:
         self._forks_ended = False
-        self._forks.start(self._pass_on, self._note_end)
+        self._forks.start(self._hear, self._note_end)
 
     def _note_end(self) -> None:
         self._forks_ended = True
@@ -265,6 +270,20 @@ class Agent:
         with self._lock:
             self._ask_for_everything()
 
+    def _hear(self, event: Message) -> None:
+        """Where the end of a process waits for its device, the signs of life of others do not wait behind it."""
+        pong = event["event"] == "message" and event["message"].get("say") == "pong"
+        if pong and self._awaited is None and self._roll.answered(event["process"]):
+            return
+        if self._inventory.checks:
+            self._news.put(event)
+        else:
+            self._pass_on(event)
+
+    def _pass_on_news(self) -> None:
+        while (event := self._news.get()) is not None:
+            self._pass_on(event)
+
     def _pass_on(self, event: Message) -> None:
         """What happens here, in order. Until the fork server has told everything anew, nothing else is news."""
         match event["event"]:
@@ -275,8 +294,6 @@ class Agent:
             case "exit":
                 self._pids.pop(event["process"], None)
                 self._await_idle()
-            case "message" if event["message"].get("say") == "pong" and self._roll.answered(event["process"]):
-                return
         self._tell(event)
 
     def _tell(self, event: Message) -> None:
@@ -290,11 +307,12 @@ class Agent:
                 self._wire.put(event, _newest_of(event))
 
     def _await_idle(self) -> None:
-        """Before the controller may offer a device again its memory is back, or it is said to be dirty."""
+        """Before the controller may offer a device again its memory is back, or it is said to be dirty. What has been
+        said already is not waited for again."""
         if not self._inventory.checks:
             return
         deadline = time.monotonic() + CLEAN_WAIT_S
-        while (dirty := self._dirty()) and time.monotonic() < deadline:
+        while (dirty := self._dirty()).keys() - self._told_dirty.keys() and time.monotonic() < deadline:
             time.sleep(0.1)
         self._tell_dirty(dirty)
 
