@@ -58,7 +58,16 @@ def stand(
 ) -> Floor:
     """The floor once all targets are placed that can be; see `realise`."""
     floor = Floor(board, list(targets), pinned)
-    waiting = [target for target in floor.targets if not floor.place(target, rigid=rigid, any_shape=any_shape)]
+    waiting, staying = [], []
+    for target in floor.targets:
+        if target.num_devices == KEEP and floor.intact[target.job]:
+            staying.append(target.job)
+            continue
+        floor.stay(staying)
+        staying = []
+        if not floor.place(target, rigid=rigid, any_shape=any_shape):
+            waiting.append(target)
+    floor.stay(staying)
     for target in waiting:
         floor.place_at_all(target, rigid=rigid, any_shape=any_shape)
     return floor
@@ -113,12 +122,22 @@ class Floor:
         free = np.bincount(node_of[self.holder == FREE], minlength=num_nodes).astype(np.int64)
         self.available = free + self.occupied
 
+    def stay(self, numbers: Sequence[int]) -> None:
+        """Intact jobs keep what they have."""
+        if not numbers:
+            return
+        nodes = self.board.fabric.node_of[np.concatenate([self.board.positions[number] for number in numbers])]
+        np.subtract.at(self.occupied, nodes, 1)
+        np.subtract.at(self.available, nodes, 1)
+        chosen = list(numbers)
+        self.intact[chosen], self.placed[chosen] = False, True
+
     def place(self, target: Target, *, rigid: bool, any_shape: bool = False) -> bool:
         """Place a target at its size or below (`rigid`: only at its size), evicting jobs that come later; False if that
         cannot be."""
         number, num = target
         if num == KEEP and self.intact[number]:
-            self._stay(number)
+            self.stay((number,))
             return True
         menu = menu_of(self.board.fabric, self.board.jobs[number])
         wanted = len(self.board.positions[number]) if num == KEEP else num
@@ -142,7 +161,7 @@ class Floor:
         """Second chance without evicting anyone: in place, else the smallest option that fits (`rigid`: its size)."""
         number, num = target
         if self.intact[number]:
-            self._stay(number)
+            self.stay((number,))
             return True
         menu = menu_of(self.board.fabric, self.board.jobs[number])
         unheld = self.available - self.occupied
@@ -180,12 +199,6 @@ class Floor:
             return [available]
         kinds = [option.device_type] if option.device_type else fabric.types
         return [np.where(fabric.has_type(kind), available, 0) for kind in kinds]
-
-    def _stay(self, number: int) -> None:
-        nodes = self.board.fabric.node_of[self.board.positions[number]]
-        np.subtract.at(self.occupied, nodes, 1)
-        np.subtract.at(self.available, nodes, 1)
-        self.intact[number], self.placed[number] = False, True
 
     def _let_go(self, number: int) -> None:
         """Its devices are anyone's now; it will have to be placed elsewhere, or wait."""
