@@ -39,6 +39,11 @@ while not os.path.exists(sys.argv[1] + ".stop"):
     print("beat " * 20, flush=True)
     time.sleep(0.1)
 print("ends well", flush=True)
+over, until = f"{sys.argv[1]}.over{os.environ['SUIKA_RESTART']}.", time.time() + 5
+open(over + os.environ["RANK"], "w").close()
+ranks = range(int(os.environ["WORLD_SIZE"]))  # the first to end in failure has the others stopped
+while time.time() < until and not all(os.path.exists(over + str(rank)) for rank in ranks):
+    time.sleep(0.01)
 sys.exit(int(open(sys.argv[1] + ".stop").read()))
 """
 
