@@ -30,8 +30,8 @@ OVERDUE = 1e30  # value of a plan that lets a gang wait which is due
 class Policy:
     """`tax`, `kappa`: the price of a device (see expand). `spread`: weight of the last completion in a plan's value.
     `longest`: single jobs tried in each way of the balance step, as long as jobs x tried stay within `breadth`.
-    `finalists`: plans that are stood on the topology. `completions`: how far a drain goes before the fluid rest, as
-    long as jobs x completions stay within `budget`.
+    `finalists`: plans that are stood on the topology, and others make room for as many as jobs x plans stay within
+    `budget`. `completions`: how far a drain goes before the fluid rest, as long as jobs x completions stay within it.
 
     Guards. `repay`: pauses that each change of a running job must save beyond its own. `moving_share`: largest part of
     its run time that a job may spend moving, beyond `free_moves` moves. `residency`: pauses that a job runs undisturbed
@@ -75,6 +75,7 @@ class _Search:
         # The evaluation budget: with many jobs, fewer completions are followed one by one.
         self.completions = min(policy.completions, max(policy.budget // max(len(books), 1), LEAST_COMPLETIONS))
         self.tried = min(policy.longest, max(policy.breadth // max(len(books), 1), 1))
+        self.rooms = max(policy.budget // max(len(books), 1), 1)
         self.runs = books.held > 0
         self.guards = guards(books, Limits(policy.moving_share, policy.free_moves, policy.residency, policy.reserve))
         self.stays, self.leaves = self.guards.stays, self.guards.leaves
@@ -141,8 +142,9 @@ class _Search:
             found.setdefault(_signature(outcome.devices, outcome.changed) + outcome.step_s.tobytes(), (floor, outcome))
             return outcome
 
-        for row in rows.tolist():
-            short = outcome_of(self._stand(pins[row], plans, row)).devices < plans.devices[row]
+        stood = {row: outcome_of(self._stand(pins[row], plans, row)) for row in rows.tolist()}
+        for row in self._most_promising(stood):
+            short = stood[row].devices < plans.devices[row]
             if short.any():
                 if not np.array_equal(pins[row], self.stays):
                     outcome_of(self._stand(self.stays, plans, row))
@@ -150,6 +152,14 @@ class _Search:
         floors, outcomes = zip(*found.values(), strict=True)
         best: Floor = floors[int(self._value(_stack(outcomes)).argmin())] if len(floors) > 1 else floors[0]
         return best
+
+    def _most_promising(self, stood: dict[int, Share]) -> list[int]:
+        """Rows of the plans for which others may make room: all, or with many jobs the best as they turned out."""
+        rows = list(stood)
+        if self.rooms >= len(rows):
+            return rows
+        order = np.argsort(self._value(_stack(list(stood.values()))), kind="stable")
+        return [rows[index] for index in order[: self.rooms]]
 
     def _stand(self, pins: np.ndarray, plans: Share, row: int, first: np.ndarray | None = None) -> Floor:
         """Place one plan's jobs in the order in which they chose, `first` [J] before others of their tier."""
