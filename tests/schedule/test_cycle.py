@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedule_cases import Flat, after, check_floor, curve, job, on, snapshot
 
@@ -111,6 +111,21 @@ def test_a_full_swap_is_broken_by_a_stop():
     ]
     assert result.unfinished
     assert "circle" in result.waits["b"].sentence
+
+
+def test_a_full_swap_stops_nobody_who_may_not_be_stopped():
+    a, b = on(job("a"), "n0/0"), replace(on(job("b"), "n1/0"), stoppable=False)
+    swap = move("a", "n1/0"), move("b", "n0/0")
+    result = cycle(snapshot("2x1:cpu", a, b), *swap)
+    assert [(s.decision.job_id, s.decision.action) for s in result.steps] == [
+        ("a", Action.PREEMPT),
+        ("b", Action.REDEPLOY),
+    ]
+    result = cycle(snapshot("2x1:cpu", replace(a, stoppable=False), b), *swap)
+    assert not result.steps
+    assert [(d.job_id, r.code) for d, r in result.rejected] == [(name, ReasonCode.NO_FREE_DEVICES) for name in "ba"]
+    assert "none of them may be stopped" in result.rejected[0][1].sentence
+    assert not result.unfinished
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,9 @@ def _placed(snapshot: Snapshot, decision: Decision) -> Decision:
 
 
 Rejected = list[tuple[Decision, Reason]]
+_UNBROKEN = Reason(
+    ReasonCode.NO_FREE_DEVICES, "it and others would have to change places at once, and none of them may be stopped"
+)
 Rule = Callable[[Snapshot, Mapping[str, Decision]], tuple[str, Reason] | None]  # who breaks it, and how; None: nobody
 
 
@@ -202,7 +205,8 @@ def _depend(
     """The decisions that can be carried out; for each the jobs whose release it waits for; whether a circle was broken.
 
     A device held by a job that does not give it up makes a decision impossible. In a circle one member shrinks onto
-    devices that it keeps anyway, or else stops, and goes on from there in a later cycle.
+    devices that it keeps anyway, or else stops, and goes on from there in a later cycle; where none may be stopped one
+    stays as it is.
     """
     broken = False
     while True:
@@ -212,10 +216,12 @@ def _depend(
             circle = _circle(after)
             if circle is None:
                 return accepted, after, broken
-            broken = True
-            first = _shrink(board, accepted, circle) or _stop(max(circle, key=list(accepted).index))
-            accepted = {**accepted, first.job_id: first}
-            continue
+            first = _shrink(board, accepted, circle) or _stop_one(board, accepted, circle)
+            if first is not None:
+                broken = True
+                accepted = {**accepted, first.job_id: first}
+                continue
+            impossible = max(circle, key=list(accepted).index), _UNBROKEN
         job_id, reason = impossible
         rejected.append((accepted[job_id], reason))
         accepted = {key: decision for key, decision in accepted.items() if key != job_id}
@@ -250,9 +256,13 @@ def _circle(after: Mapping[str, set[str]]) -> list[str] | None:
             del left[job_id]
 
 
-def _stop(job_id: str) -> Decision:
+def _stop_one(board: Board, accepted: Mapping[str, Decision], circle: list[str]) -> Decision | None:
+    """A stop of the member of `circle` that was decided last, of those that may be stopped."""
+    may = [job_id for job_id in accepted if job_id in circle and board.snapshot.job_of[job_id].stoppable]
+    if not may:
+        return None
     sentence = "stops first, to break a circle of moves; goes on when the others have released its devices"
-    return Decision(job_id, Action.PREEMPT, Reason(ReasonCode.MAKE_ROOM, sentence))
+    return Decision(may[-1], Action.PREEMPT, Reason(ReasonCode.MAKE_ROOM, sentence))
 
 
 def _shrink(board: Board, accepted: Mapping[str, Decision], circle: list[str]) -> Decision | None:
