@@ -91,6 +91,15 @@ class Job:
         return [event["event"] for event in self.heard]
 
 
+def serving(hub: AgentHub) -> tuple[Node, Job]:
+    """A node that is there, and a job with one process on it."""
+    node, job = Node(hub), Job()
+    node.connect()
+    node.greet()
+    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    return node, job
+
+
 @pytest.fixture
 def made() -> tuple[AgentHub, Notes, list[float]]:
     now, notes = [0.0], Notes()
@@ -119,10 +128,7 @@ def test_orders_and_events_pass_and_are_taken_once(made: Any) -> None:
 
 def test_a_break_below_the_lease_costs_nothing(made: Any) -> None:
     hub, notes, now = made
-    node, job = Node(hub), Job()
-    node.connect()
-    node.greet()
-    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node, job = serving(hub)
     for number, gap_s in enumerate((10.0, 30.0, 59.0)):
         node.cut(noticed=number % 2 == 0)
         hub.send("j.1.n0/0", {"do": "snapshot", "number": number})
@@ -145,10 +151,7 @@ def test_a_break_below_the_lease_costs_nothing(made: Any) -> None:
 
 def test_after_the_lease_its_processes_are_dead_and_strangers_when_it_returns(made: Any) -> None:
     hub, notes, now = made
-    node, job = Node(hub), Job()
-    node.connect()
-    node.greet()
-    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node, job = serving(hub)
     node.cut()
     node.say("message", process="j.1.n0/0", message=step(50))
     now[0] += 61
@@ -266,10 +269,7 @@ def test_a_roll_call_is_one_order_and_one_answer(made: Any) -> None:
 
 def test_a_ping_that_its_node_has_not_taken_is_not_unanswered(made: Any) -> None:
     hub, _, now = made
-    node, job = Node(hub), Job()
-    node.connect()
-    node.greet()
-    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node, _ = serving(hub)
     node._hear = lambda frame: None  # type: ignore[method-assign]
     hub.ready("n0", node.connection, node._hear, node.wire.received)  # what is sent now goes nowhere, and nobody knows
     hub.ping(["j.1.n0/0"])
@@ -279,10 +279,7 @@ def test_a_ping_that_its_node_has_not_taken_is_not_unanswered(made: Any) -> None
 
 def test_an_answer_that_a_break_holds_up_is_waited_for(made: Any) -> None:
     hub, _, now = made
-    node, job = Node(hub), Job()
-    node.connect()
-    node.greet()
-    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node, _ = serving(hub)
     hub.ping(["j.1.n0/0"])
     node.wire.beat()
     node.cut()
@@ -467,10 +464,7 @@ def test_frames_that_are_refused_change_nothing(made: Any, frame: str) -> None:
 
 def test_a_word_of_a_newer_version_is_passed_over(made: Any) -> None:
     hub, _, _ = made
-    node, job = Node(hub), Job()
-    node.connect()
-    node.greet()
-    hub.spawn("j.1.n0/0", "n0", "entry", {}, job)
+    node, job = serving(hub)
     node.say("message", process="j.1.n0/0", message={"say": "hum", "tune": 3})
     node.say("message", process="j.1.n0/0", message=step(1))
     assert [event["message"]["say"] for event in job.heard] == ["step"]

@@ -7,6 +7,7 @@ to the ranks. When a process that the present generation needs is lost, everythi
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -44,7 +45,6 @@ from suika.runtime.redeploy import Commit, Move
 from suika.runtime.timing import StepTimes
 
 PROGRAM = "suika.train.program:build"
-_ALARM_SLACK_S = 0.01
 
 
 class NotRunningError(RuntimeError):
@@ -102,7 +102,6 @@ class JobRun:
         self._unmeasured: tuple[Redeployment, StepTimes] | None = None  # a move and its old generation's steps
         self.orders = Orders(lambda: self.gang.post({}))
         self._closed = False
-        self._stop_by_s: float | None = None  # a notice's deadline
         self._ended: Ended | None = None  # how it ended, once it has
         self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
         self._thread.start()
@@ -148,10 +147,7 @@ class JobRun:
         given up: the result names the last complete snapshot, and `error` says so.
         """
         if deadline_s is not None:
-            self._stop_by_s = time.monotonic() + deadline_s
-            alarm = threading.Timer(deadline_s + _ALARM_SLACK_S, self.gang.post, ({},))  # has the thread look
-            alarm.daemon = True
-            alarm.start()
+            self.gang.stop_by_s = time.monotonic() + deadline_s
         return self.command(self._preempt)
 
     def kill(self) -> None:
@@ -203,8 +199,8 @@ class JobRun:
         """What can come between at any time: the owner's kill, a rank's failure, the end of the last step."""
         if self.orders.heed_kill(runs=bool(self.gang.members)):
             raise KilledError("ended by its owner")
-        if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
-            self._stop_by_s = None
+        if time.monotonic() > self.gang.stop_by_s:
+            self.gang.stop_by_s = math.inf
             if self.gang.members:
                 raise DeadlineError("the state could not be saved in time")
         if any(("failed", self.generation) in m.said for m in self.ranks.values()):
@@ -338,7 +334,7 @@ class JobRun:
         if not self.ranks and self._ended is not None and self._ended.outcome == Outcome.PREEMPTED:
             return self._ended  # the deadline came before its turn
         if not self.ranks:
-            self._stop_by_s = None  # it is not for who starts next
+            self.gang.stop_by_s = math.inf  # it is not for who starts next
         self._need_running()
         self.gang.tell(self.ranks.values(), "preempt")
         try:
@@ -456,7 +452,7 @@ class JobRun:
         self.keeper.forget()
         path, step = self._to_go_on_from(outcome)
         ended = Ended(self.job_id, self.generation, outcome, self.step, path, step, error, dead, noticed_s)
-        self._ended, self._stop_by_s = ended, None
+        self._ended, self.gang.stop_by_s = ended, math.inf
         self.emit(Released(self.job_id, self.generation, devices))
         self.emit(ended)
         return ended

@@ -93,6 +93,7 @@ class Gang:
         self.hear_other: Callable[[Message], None] = lambda event: None  # events of processes that are no members
         self._processes = processes
         self._hear = hear
+        self.stop_by_s = math.inf  # a notice's deadline, of the monotonic clock: no pump sleeps past it
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # A controller of a thousand jobs has a thousand of these: each look that finds nothing is kept rare.
         self._spread = random.uniform(0.75, 1.0)  # jobs that began together need not all ask at once
@@ -124,8 +125,10 @@ class Gang:
 
     def pump(self, until_s: float = math.inf) -> None:
         """Take in one event, or notice silence; back by `until_s` of the monotonic clock. Raises `DiedError`."""
+        now = time.monotonic()
+        by_s = min(until_s, self.stop_by_s) if self.stop_by_s > now else until_s
         try:
-            event = self._inbox.get(timeout=min(self._tick_s, max(until_s - time.monotonic(), 0.0)))
+            event = self._inbox.get(timeout=min(self._tick_s, max(by_s - now, 0.0)))
         except queue.Empty:
             self._ask_the_silent()
             return

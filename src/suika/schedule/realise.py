@@ -122,22 +122,21 @@ class Floor:
         free = np.bincount(node_of[self.holder == FREE], minlength=num_nodes).astype(np.int64)
         self.available = free + self.occupied
 
-    def stay(self, numbers: Sequence[int]) -> None:
+    def stay(self, numbers: list[int]) -> None:
         """Intact jobs keep what they have."""
         if not numbers:
             return
         nodes = self.board.fabric.node_of[np.concatenate([self.board.positions[number] for number in numbers])]
         np.subtract.at(self.occupied, nodes, 1)
         np.subtract.at(self.available, nodes, 1)
-        chosen = list(numbers)
-        self.intact[chosen], self.placed[chosen] = False, True
+        self.intact[numbers], self.placed[numbers] = False, True
 
     def place(self, target: Target, *, rigid: bool, any_shape: bool = False) -> bool:
         """Place a target at its size or below (`rigid`: only at its size), evicting jobs that come later; False if that
         cannot be."""
         number, num = target
         if num == KEEP and self.intact[number]:
-            self.stay((number,))
+            self.stay([number])
             return True
         menu = menu_of(self.board.fabric, self.board.jobs[number])
         wanted = len(self.board.positions[number]) if num == KEEP else num
@@ -161,7 +160,7 @@ class Floor:
         """Second chance without evicting anyone: in place, else the smallest option that fits (`rigid`: its size)."""
         number, num = target
         if self.intact[number]:
-            self.stay((number,))
+            self.stay([number])
             return True
         menu = menu_of(self.board.fabric, self.board.jobs[number])
         unheld = self.available - self.occupied
