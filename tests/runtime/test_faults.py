@@ -173,6 +173,8 @@ def test_any_process_at_any_point(run: Callable[..., Watched], tmp_path: Path, f
         settled = time.monotonic() + 12  # a death after the commit shows a little later
         while time.monotonic() < settled and job_run.ranks and job_run.step < (record.cut_step or 0) + 3:
             time.sleep(0.01)
+        if not job_run.ranks:  # they are given up a moment before it is said
+            job_run.wait(Ended)
     ended = next((event for event in job_run.events if isinstance(event, Ended)), None)
     notice_s = NEVER_LOST[fault.do == "SIGSTOP"]
     assert time.monotonic() - began_s < notice_s + 10

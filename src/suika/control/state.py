@@ -48,8 +48,8 @@ class Watch:
 
     @property
     def step_s(self) -> float | None:
-        """Median of the latest steps' times in this generation; None until enough were seen."""
-        seen = pairwise(self.steps_seen)
+        """Median of the latest steps' times in this generation; None until enough were seen. From any thread."""
+        seen = pairwise(tuple(self.steps_seen))  # a copy: the controller's thread appends meanwhile
         gaps = [(later_s - earlier_s) / (b - a) for (a, earlier_s), (b, later_s) in seen if b > a]
         return statistics.median(gaps) if len(gaps) >= STEPS_TO_TRUST else None
 
