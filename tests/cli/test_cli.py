@@ -141,3 +141,14 @@ def test_the_job_schema_is_a_json_schema_and_accepts_the_example(tmp_path: Path)
     for example in examples:
         if "job" in example.name:
             parse_job(yaml.safe_load(example.read_text()))
+
+
+@pytest.mark.parametrize(("option", "value"), [("--pairs", "9"), ("--pairs", "1,x"), ("--sizes", "2")])
+def test_a_bench_names_what_it_does_not_know(option: str, value: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "suika.cli", "bench", "redeploy", option, value], capture_output=True, text=True
+    )
+    assert run.returncode == 2
+    assert f"{option[2:]}='" in run.stderr
+    assert "known: " in run.stderr
+    assert "Traceback" not in run.stderr

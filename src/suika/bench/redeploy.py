@@ -22,6 +22,7 @@ from suika.backends.local import LocalBackend
 from suika.bench import bare
 from suika.core.cluster import Cluster, Node
 from suika.core.decision import Reason, ReasonCode
+from suika.core.errors import require
 from suika.core.job import JobSpec, parse_job
 from suika.core.layout import Layout
 from suika.core.plan import Plan
@@ -78,16 +79,17 @@ def run(
     per case and medium; with none of either only bare moves are measured. `pairs`: numbers of the transitions to run,
     by default all. `weights_first`: compute the next step while masters and moments stream.
     """
-    chosen = [PAIRS[int(number)] for number in pairs.split(",")] if pairs else PAIRS
+    numbers = _chosen("pairs", pairs, [str(number) for number in range(len(PAIRS))])
+    chosen_sizes = _chosen("sizes", sizes, list(MODELS))
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="suika-bench-") as name:
         folder = Path(name)
         data = _text(folder)
         with LocalBackend(CLUSTER, folder / "run", preload=("suika.train.program", "suika.bench.bare")) as backend:
-            for size in sizes.split(","):
+            for size in chosen_sizes:
                 spec = _spec(size, data)
-                for pair in chosen:
-                    bench = _Bench(spec, size, pair, backend, folder, repeats, weights_first)
+                for number in numbers:
+                    bench = _Bench(spec, size, PAIRS[int(number)], backend, folder, repeats, weights_first)
                     cases += bench.cases(restarts, cold)
     return {"cases": cases}
 
@@ -239,6 +241,14 @@ def _text(folder: Path) -> str:
     source.write_bytes(np.random.default_rng(0).integers(97, 123, 1 << 16, dtype=np.uint8).tobytes())
     prepare(source, out)
     return str(out)
+
+
+def _chosen(field: str, text: str, known: list[str]) -> list[str]:
+    """What `text` names, comma-separated; nothing: all that is known."""
+    names = [name.strip() for name in text.split(",")] if text else known
+    for name in names:
+        require(name in known, field, name, "unknown", f"known: {', '.join(known)}")
+    return names
 
 
 def _spec(size: str, data: str) -> JobSpec:
