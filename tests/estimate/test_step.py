@@ -14,7 +14,7 @@ from suika.core.presets import preset
 from suika.estimate.columns import LayoutColumns
 from suika.estimate.factors import OP_CLASSES
 from suika.estimate.grid import Grid
-from suika.estimate.predict import estimate_layout, estimate_many, estimate_step, setting
+from suika.estimate.predict import estimate_layout, estimate_many, estimate_step, setting, step_s_of
 from suika.estimate.recipe import DEFAULT, Recipe
 from suika.estimate.step import price
 from suika.plan.layouts import MEGATRON, layout_columns
@@ -46,6 +46,7 @@ def test_one_layout_equals_its_row_unless_the_pipeline_is_uneven() -> None:
         assert estimate_layout(s, layout).step_s == pytest.approx(row, rel=0.02)
     even, uneven = Layout(pp=4), Layout(pp=4, layers_per_stage=(5, 11, 11, 5))
     assert estimate_layout(s, uneven).step_s > 1.2 * estimate_layout(s, even).step_s
+    assert step_s_of(s, uneven) == estimate_layout(s, uneven).step_s  # to the bit
 
 
 @settings(max_examples=12, deadline=None)

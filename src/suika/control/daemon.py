@@ -74,7 +74,7 @@ class Daemon:
         self.store.remember(*expected)
         cluster = Cluster(self.store.nodes())
         self.accounts = Accounts(self.store.engine, fence=self.store.check_term)
-        pricing, launcher = world.pricing(cluster), world.launcher(folder.absolute())
+        pricing, launcher = world.pricing(cluster, self._decisions.compute), world.launcher(folder.absolute())
         clock = world.clock(folder)
         self.controller = Controller(
             cluster, self.store, load(policy), pricing, launcher, clock, decide=self._decisions

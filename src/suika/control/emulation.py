@@ -17,15 +17,18 @@ from typing import NamedTuple, Protocol
 from suika.agent.emulated_job import MovePrice
 from suika.control.adopt import AgentLauncher
 from suika.control.clock import SteadyClock
+from suika.control.compute import Compute, compute_here
 from suika.control.roster import GrowingPricing
 from suika.control.state import Clock
 from suika.control.views import Pricing
 from suika.core.cluster import Cluster, Node
 from suika.core.errors import require
 from suika.core.job import Job, JobSpec
+from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.redeployment import Redeployment
 from suika.core.snapshot import Option, ScalingCurve
+from suika.estimate.calibrate import Calibration
 from suika.estimate.knowledge import Known
 from suika.plan.curves import slowed
 from suika.reshard.predict import pace_of, predict_move, state_bytes
@@ -45,7 +48,7 @@ class World(Protocol):
         """Goes on where it was, over restarts, for the controller whose state lies in `folder`."""
         ...
 
-    def pricing(self, cluster: Cluster) -> GrowingPricing: ...
+    def pricing(self, cluster: Cluster, compute: Compute = compute_here) -> GrowingPricing: ...
 
     def launcher(self, folder: Path) -> AgentLauncher: ...
 
@@ -73,8 +76,8 @@ class Real:
     def clock(self, folder: Path) -> Clock:
         return SteadyClock()
 
-    def pricing(self, cluster: Cluster) -> GrowingPricing:
-        return GrowingPricing(cluster, self.cores)
+    def pricing(self, cluster: Cluster, compute: Compute = compute_here) -> GrowingPricing:
+        return GrowingPricing(cluster, self.cores, compute)
 
     def launcher(self, folder: Path) -> AgentLauncher:
         return AgentLauncher(folder)
@@ -110,8 +113,10 @@ class Emulated:
         began_s, speedup, real = float(began["began_s"]), self.speedup, SteadyClock()
         return lambda: began_s + (real() - began_s) * speedup
 
-    def pricing(self, cluster: Cluster) -> GrowingPricing:
-        return GrowingPricing(cluster) if self.times is None else TablePricing(cluster, measured(self.times))
+    def pricing(self, cluster: Cluster, compute: Compute = compute_here) -> GrowingPricing:
+        if self.times is not None:
+            return TablePricing(cluster, measured(self.times), compute)
+        return GrowingPricing(cluster, compute=compute)
 
     def launcher(self, folder: Path) -> AgentLauncher:
         return EmulatedLauncher(folder, self.speedup)
@@ -124,8 +129,8 @@ class Emulated:
 class TablePricing(GrowingPricing):
     """Step times from a table, by the model's name; moves as ever."""
 
-    def __init__(self, cluster: Cluster, models: Models) -> None:
-        super().__init__(cluster)
+    def __init__(self, cluster: Cluster, models: Models, compute: Compute) -> None:
+        super().__init__(cluster, compute=compute)
         self._models = models
 
     def _make_curve(self, spec: JobSpec, known: tuple[Known, ...]) -> ScalingCurve:
@@ -142,14 +147,12 @@ class TablePricing(GrowingPricing):
         kind = next(iter(self.cluster.types_named(wanted)), wanted) if wanted else ""
         return replace(option, layout=option.layout.resolve(spec.model), device_type=kind)
 
-    def _make_step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...]) -> float:
-        per_node: dict[str, int] = {}
-        for device in plan.devices:
-            per_node[device.node] = per_node.get(device.node, 0) + 1
-        shape = tuple(sorted(per_node.values(), reverse=True))
+    def _make_step_s(
+        self, spec: JobSpec, layout: Layout, device_type: str, shape: tuple[int, ...], calibration: Calibration | None
+    ) -> float:
         table = self._models.curve(spec.model.name).options
-        found = [o.step_s for o in table if o.shape == shape and o.layout.resolve(spec.model) == plan.layout]
-        require(bool(found), "plan", str(plan.layout), f"has no measured time on {shape}")
+        found = [o.step_s for o in table if o.shape == shape and o.layout.resolve(spec.model) == layout]
+        require(bool(found), "plan", str(layout), f"has no measured time on {shape}")
         return found[0]
 
 

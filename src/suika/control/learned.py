@@ -23,8 +23,8 @@ from suika.estimate.knowledge import Known, Pool
 
 FIRST_LOOK = 2  # samples of each rank; the next look is at twice as many
 LOOK_EVERY = 32  # samples of each rank between later looks
-# Each makes a job's curve anew, some 30 ms: a thousand jobs that start at once are taken in over minutes, so that the
-# service answers meanwhile.
+# Each has a job's curve made anew, some 30 ms of the process that computes: a thousand jobs that start at once are
+# taken in over minutes, so that decisions do not wait.
 LESSONS_PER_S, LESSONS_AT_ONCE = 10.0, 8.0
 JOBS_POOLED = 32  # the newest of a device type
 

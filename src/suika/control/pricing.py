@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 
 from suika.control.commands import MovesWithCommands, command_curve
+from suika.control.compute import Compute, compute_here
 from suika.core.cluster import Cluster
 from suika.core.environment import Environment, Preemption
 from suika.core.job import JobSpec
 from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.core.sample import StepSample
-from suika.core.snapshot import MoveCost, ScalingCurve
+from suika.core.snapshot import MoveCost, Option, ScalingCurve
 from suika.estimate.calibrate import Calibration
 from suika.estimate.knowledge import Known, Seen
-from suika.estimate.predict import Setting, estimate_layout, estimate_many
-from suika.plan.curves import curve_of_job, paced, setting_of_job
+from suika.estimate.predict import Setting, estimate_layout, estimate_many, step_s_of
+from suika.plan.curves import curve_of_job, curve_with, paced, setting_of_job
 from suika.plan.layouts import BUILT_IN, layout_columns
 from suika.reshard.predict import MovePredictor
 from suika.reshard.state import JobShape
@@ -43,14 +44,14 @@ def _shared(shape: JobShape) -> JobShape:
 
 class EstimatedPricing:
     """`cores`: processor cores that all emulated devices share, for what is predicted to be measured (0: each has its
-    own). A scheduler's curve never counts them: emulated devices stand for real ones, which share nothing."""
+    own). A scheduler's curve never counts them: emulated devices stand for real ones, which share nothing. `compute`:
+    where what takes long is computed."""
 
-    def __init__(self, cluster: Cluster, cores: int = 0) -> None:
-        self.cluster, self.cores = cluster, cores
+    def __init__(self, cluster: Cluster, cores: int = 0, compute: Compute = compute_here) -> None:
+        self.cluster, self.cores, self.compute = cluster, cores, compute
         self._curve = lru_cache(maxsize=4096)(self._make_curve)
         self._unpaced = lru_cache(maxsize=4096)(self._make_unpaced)
         self._step_s = lru_cache(maxsize=4096)(self._make_step_s)
-        self._layout_step_s = lru_cache(maxsize=4096)(self._make_layout_step_s)
 
     def curve(self, spec: JobSpec, known: tuple[Known, ...] = ()) -> ScalingCurve:
         """`known` by device type; the same objects give the same curve at once."""
@@ -61,7 +62,10 @@ class EstimatedPricing:
     def step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...] = ()) -> float:
         """Predicted step time in seconds, calibrated; the pace is what a measurement shows beside it. Of a command, how
         long it is expected to run: it is one step."""
-        return spec.expected_s if spec.rigid else self._step_s(_priced(spec), plan, known)
+        if spec.rigid:
+            return spec.expected_s
+        device_type = self.device_type(plan)
+        return self._step_s(_priced(spec), plan.layout, device_type, shape_of(plan), _calibration(known, device_type))
 
     def device_type(self, plan: Plan) -> str:
         return self.cluster.node_of[plan.devices[0].node].device_type
@@ -72,7 +76,8 @@ class EstimatedPricing:
         if seen is None or not known.news(seen):
             return known
         places = {s.devices_per_node for s in (*known.seen, seen)}
-        return known.with_seen(seen, {n: self._setting(spec, known.device_type, n) for n in places})
+        settings = {n: self._setting(spec, known.device_type, n) for n in places}
+        return self.compute(known.with_seen, seen, settings)
 
     def others(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...] = ()) -> list[dict[str, Any]]:
         """What other layouts would take on as many devices of the same nodes, the fastest first, with 80 % intervals;
@@ -80,7 +85,7 @@ class EstimatedPricing:
         if spec.rigid:
             return []
         device_type = self.device_type(plan)
-        s = self._setting(spec, device_type, per_node(plan), known)
+        s = self._setting(spec, device_type, per_node(plan), _calibration(known, device_type))
         pace = next((k.pace for k in known if k.device_type == device_type), None) or 1.0
         columns = layout_columns(
             spec.model,
@@ -117,28 +122,38 @@ class EstimatedPricing:
 
     def _make_unpaced(self, spec: JobSpec, calibrations: tuple[Calibration, ...]) -> ScalingCurve:
         """The costly part, which a change of pace leaves as it is."""
-        return curve_of_job(spec, self.cluster, {c.device_type: c for c in calibrations})
+        return curve_with(self.compute(_options, spec, self.cluster, calibrations))
 
-    def _make_step_s(self, spec: JobSpec, plan: Plan, known: tuple[Known, ...]) -> float:
-        return self._layout_step_s(spec, plan.layout, self.device_type(plan), per_node(plan), known)
-
-    def _make_layout_step_s(
-        self, spec: JobSpec, layout: Layout, device_type: str, devices_per_node: int, known: tuple[Known, ...]
+    def _make_step_s(
+        self, spec: JobSpec, layout: Layout, device_type: str, shape: tuple[int, ...], calibration: Calibration | None
     ) -> float:
         """The same wherever in the cluster the devices are."""
-        return estimate_layout(self._setting(spec, device_type, devices_per_node, known), layout).step_s
+        return step_s_of(self._setting(spec, device_type, shape[0], calibration), layout)
 
     def _setting(
-        self, spec: JobSpec, device_type: str, devices_per_node: int, known: tuple[Known, ...] = ()
+        self, spec: JobSpec, device_type: str, devices_per_node: int, calibration: Calibration | None = None
     ) -> Setting:
-        calibration = next((k.calibration for k in known if k.device_type == device_type), None)
         cores = self.cores if device_type == "cpu" else 0
         return setting_of_job(spec, self.cluster, device_type, devices_per_node, calibration, cores=cores)
 
 
-def per_node(plan: Plan) -> int:
-    """Devices that a plan holds of the node of which it holds most."""
+def _options(spec: JobSpec, cluster: Cluster, calibrations: tuple[Calibration, ...]) -> tuple[Option, ...]:
+    """Not a curve: its version counts where it is used."""
+    return curve_of_job(spec, cluster, {c.device_type: c for c in calibrations}).options
+
+
+def _calibration(known: Iterable[Known], device_type: str) -> Calibration | None:
+    return next((k.calibration for k in known if k.device_type == device_type), None)
+
+
+def shape_of(plan: Plan) -> tuple[int, ...]:
+    """Devices that a plan holds of each of its nodes, descending."""
     held: dict[str, int] = {}
     for device in plan.devices:
         held[device.node] = held.get(device.node, 0) + 1
-    return max(held.values())
+    return tuple(sorted(held.values(), reverse=True))
+
+
+def per_node(plan: Plan) -> int:
+    """Of the node of which it holds most."""
+    return shape_of(plan)[0]

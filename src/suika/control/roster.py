@@ -22,7 +22,7 @@ class GrowingPricing(EstimatedPricing):
 
     def grow(self, cluster: Cluster) -> None:
         """What was known of the smaller cluster is forgotten."""
-        super().__init__(cluster, self.cores)
+        super().__init__(cluster, self.cores, self.compute)
 
 
 class Roster(Watcher):

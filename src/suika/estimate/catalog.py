@@ -66,11 +66,9 @@ class Wiring:
         """The catalog's wiring of `device`, overridden by what `cluster` says of such nodes and of its links."""
         per_node, domain, links = device.devices_per_node, device.domain_size, dict(device.links)
         if cluster is not None:
-            mine = [
-                node
-                for node in cluster.nodes
-                if is_known(node.device_type, cluster) and device_type(node.device_type, cluster) == device
-            ]
+            types = {node.device_type for node in cluster.nodes}  # few, of many nodes
+            same = {name for name in types if is_known(name, cluster) and device_type(name, cluster) == device}
+            mine = [node for node in cluster.nodes if node.device_type in same]
             require(bool(mine), "device_type", device.name, "the cluster has no node of this type")
             per_node = max(node.num_devices for node in mine)
             # A domain wider than a node (NVL72) is a fact of the device type: the cluster only names trays.

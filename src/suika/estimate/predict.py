@@ -115,14 +115,7 @@ def estimate_step(
 
 def estimate_layout(s: Setting, layout: Layout) -> Estimate:
     prices, memories = estimate_many(s, LayoutColumns.of([layout], s.model))
-    parts = {name: float(np.ravel(value)[0]) for name, value in prices.parts_s.items()}
-    if layout.pp > 1:
-        closed = sum(parts[k] for k in parts if k not in ("dp", "optimizer", "shared_cores"))
-        parts["pp_bubble"] += exact_pipeline_s(prices, layout, s.model) - closed
-        path = sum(value for name, value in parts.items() if name != "shared_cores")
-        load = prices.cores_s * _imbalance(prices, layout, s) if s.cores else prices.cores_s
-        parts["shared_cores"] = float(np.ravel(shared_cores_s(np.asarray(path), load))[0])
-    parts = {name: value for name, value in parts.items() if value}
+    parts = _parts_s(s, layout, prices)
     step = sum(parts.values())
     spread = float(np.exp(HALF_WIDTH * sigma(s, layout)))
     stages = [memories.stages[k] for k in ("first", "middle", "last")]
@@ -137,6 +130,24 @@ def estimate_layout(s: Setting, layout: Layout) -> Estimate:
         int(np.ravel(memories.p90)[0]),
         {k: int(np.ravel(v)[0]) for k, v in memories.parts.items() if np.ravel(v)[0]},
     )
+
+
+def step_s_of(s: Setting, layout: Layout) -> float:
+    """`estimate_layout(s, layout).step_s` alone, in a tenth of the time: without its interval and memory."""
+    prices = price(s.grid(LayoutColumns.of([layout], s.model)), s.calibration.log_factors if s.calibration else None)
+    return sum(_parts_s(s, layout, prices).values())
+
+
+def _parts_s(s: Setting, layout: Layout, prices: Price) -> dict[str, float]:
+    """The parts of a step of `layout`, row 0 of `prices`; none of them is 0."""
+    parts = {name: float(np.ravel(value)[0]) for name, value in prices.parts_s.items()}
+    if layout.pp > 1:
+        closed = sum(parts[k] for k in parts if k not in ("dp", "optimizer", "shared_cores"))
+        parts["pp_bubble"] += exact_pipeline_s(prices, layout, s.model) - closed
+        path = sum(value for name, value in parts.items() if name != "shared_cores")
+        load = prices.cores_s * _imbalance(prices, layout, s) if s.cores else prices.cores_s
+        parts["shared_cores"] = float(np.ravel(shared_cores_s(np.asarray(path), load))[0])
+    return {name: value for name, value in parts.items() if value}
 
 
 def sigma(s: Setting, layout: Layout) -> float:

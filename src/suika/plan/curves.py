@@ -79,7 +79,7 @@ def scaling_curve(
         )
         options.extend(_options(s, name, wanted, sizes, space, layout))
     options.sort(key=lambda o: (o.device_type, o.num_devices, len(o.shape)))
-    return _versioned(tuple(options))
+    return curve_with(tuple(options))
 
 
 def _counts(low: int, high: int, node: int) -> list[int]:
@@ -159,7 +159,7 @@ _versions: OrderedDict[tuple[Option, ...], ScalingCurve] = OrderedDict()
 _numbers = count(1)
 
 
-def _versioned(options: tuple[Option, ...]) -> ScalingCurve:
+def curve_with(options: tuple[Option, ...]) -> ScalingCurve:
     """The same options always get the same curve object and version, so that policies' caches stay warm."""
     found = _versions.get(options)
     if found is None:
@@ -215,7 +215,7 @@ def paced(curve: ScalingCurve, known: Sequence[Known]) -> ScalingCurve:
 def slowed(curve: ScalingCurve, pace: Mapping[str, float]) -> ScalingCurve:
     """`curve` with the step times of each device type multiplied by its `pace`, where it has one."""
     options = (replace(o, step_s=o.step_s * pace[o.device_type]) if o.device_type in pace else o for o in curve.options)
-    return _versioned(tuple(options)) if pace else curve
+    return curve_with(tuple(options)) if pace else curve
 
 
 def setting_of_job(
