@@ -248,10 +248,12 @@ class DurableConformance(StoreConformance):
         from suika.control.database import DatabaseStore
 
         job = running(store)
+        store.saved("j1", 1, 10, "/snapshots/10")
         before = (store.jobs(), store.events(), store.heads())
 
         def write_and_fail() -> None:
             with store.together():
+                store.saved("j1", 1, 20, "/snapshots/20")
                 store.put(job.to(JobState.CANCELLED, WHY, ended_s=9.0), News(9.0, "job-cancelled", {}))
                 store.add(Job("j2", spec("b"), 9.0), News(9.0, "submitted", {}))
                 raise ZeroDivisionError
@@ -261,10 +263,23 @@ class DurableConformance(StoreConformance):
         assert (store.jobs(), store.events(), store.heads()) == before
         assert store.active() == (job,)
         assert store.named("b") == ()
+        assert store.snapshot("j1") == ("/snapshots/10", 10)
         store.append(10.0, "goes-on")
         assert [event.seq for event in store.events()] == [1]
         second = DatabaseStore(url)
         assert second.jobs() == before[0]
+        assert second.snapshot("j1") == ("/snapshots/10", 10)
+        second.close()
+
+    def test_progress_made_within_a_transaction_is_written_with_it(self, store: Store, url: str) -> None:
+        from suika.control.database import DatabaseStore
+
+        running(store)
+        with store.together():
+            store.progress("j1", 1, 12)
+            store.append(9.0, "tick", "j1")
+        second = DatabaseStore(url)
+        assert second.job("j1").steps_done == 12
         second.close()
 
     def test_many_add_at_once(self, store: Store) -> None:

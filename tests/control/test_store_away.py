@@ -58,6 +58,32 @@ def test_reports_wait_until_they_can_be_written_down(world: World) -> None:
     assert not world.controller.state.watch(world.job("a").id).held
 
 
+def test_a_report_that_cannot_be_written_whole_is_not_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss whose last event does not fit any more: taken in again later, it must not count twice."""
+    store = DatabaseStore(f"sqlite:///{tmp_path}/suika.db")
+    world, append = World(tmp_path, store=store), store.append
+    run = world.start("a", "n0/0")
+
+    def refuse(at_s: float, kind: str, job_id: str | None = None, **data: Any) -> Any:
+        if kind == "recovering":
+            raise StoreAwayError("the disk is full")
+        return append(at_s, kind, job_id, **data)
+
+    monkeypatch.setattr(store, "append", refuse)
+    run.ended(Outcome.LOST)
+    turn(world)
+    assert (world.job("a").state, world.job("a").num_recoveries) == (JobState.RUNNING, 0)
+    assert "job-recovering" not in world.kinds("a")
+    monkeypatch.undo()
+    turn(world)
+    assert world.job("a").num_recoveries == 1
+    assert world.kinds("a").count("job-recovering") == world.kinds("a").count("recovering") == 1
+    world.controller.close()
+    store.close()
+
+
 @pytest.mark.parametrize("what", ["start", "move", "stop"])
 def test_what_cannot_be_written_is_not_begun(world: World, what: str) -> None:
     run = world.start("a", "n0/0")

@@ -10,7 +10,7 @@ from typing import Any
 from suika.control.api import Api
 from suika.control.controller import Controller
 from suika.control.joblogs import FolderShelf
-from suika.control.store import MemoryStore
+from suika.control.store import MemoryStore, Store
 from suika.core.cluster import Cluster, Device, parse_cluster_shorthand
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.job import Job, JobSpec
@@ -160,14 +160,14 @@ class ScriptedPolicy:
 class World:
     """One controller on 2 nodes x 4 devices, and everything around it under the test's control."""
 
-    def __init__(self, folder: Path, policy: Any = None) -> None:
+    def __init__(self, folder: Path, policy: Any = None, store: Store | None = None) -> None:
         self.now = 100.0
         self.runs: dict[str, FakeRun] = {}
         self.cluster: Cluster = parse_cluster_shorthand("2x4:cpu")
         self.policy = policy or ScriptedPolicy()
         self.data = folder / "text"
         self.data.write_text("some text to train on\n" * 50)
-        self.store = MemoryStore()
+        self.store = store or MemoryStore()
         self.controller = Controller(
             self.cluster, self.store, self.policy, FixedPricing(), self, lambda: self.now, device_hold_s=10.0
         )

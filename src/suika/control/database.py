@@ -216,9 +216,9 @@ class DatabaseStore:
                 with self.engine.begin() as connection:
                     self._open = _Transaction(connection)
                     self.check_term(connection)
-                    self._flush_progress(connection)
                     yield self._open
                     self._open.flush()
+                    self._flush_progress(connection)
             except BaseException as error:
                 self._last_seq = last_seq  # nothing was written: no number is used up
                 if self._open is not None:
@@ -331,12 +331,20 @@ class DatabaseStore:
             present = self._image.job(job_id)
             if present.generation != generation or present.state in ENDED:
                 return False
-            with self._writing() as connection:
-                connection.execute(delete(tables.snapshots).where(tables.snapshots.c.job_id == job_id))
+            before = self._snapshots.get(job_id)
+            with self._writing() as transaction:
+                transaction.execute(delete(tables.snapshots).where(tables.snapshots.c.job_id == job_id))
                 values = {"job_id": job_id, "generation": generation, "step": step, "path": path}
-                connection.execute(insert(tables.snapshots).values(**values))
-            self._snapshots[job_id] = (path, step)
+                transaction.execute(insert(tables.snapshots).values(**values))
+                self._snapshots[job_id] = (path, step)
+                transaction.undo.append(partial(self._restore_snapshot, job_id, before))
             return True
+
+    def _restore_snapshot(self, job_id: str, before: tuple[str, int] | None) -> None:
+        if before is None:
+            del self._snapshots[job_id]
+        else:
+            self._snapshots[job_id] = before
 
     def snapshot(self, job_id: str) -> tuple[str, int] | None:
         return self._snapshots.get(job_id)

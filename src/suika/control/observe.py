@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import singledispatchmethod
 from typing import Any
 
@@ -38,11 +39,16 @@ class Observer:
         self.device_hold_s = device_hold_s
         self.retire = retire
 
-    @singledispatchmethod
     def see(self, report: JobEvent) -> None:
+        """What one report changes is written at once, or not at all. Steps are many, and change no record."""
+        with nullcontext() if isinstance(report, StepDone | Sampled) else self.state.store.together():
+            self._see(report)
+
+    @singledispatchmethod
+    def _see(self, report: JobEvent) -> None:
         """A report that changes no record."""
 
-    @see.register
+    @_see.register
     def _(self, report: Started) -> None:
         state = self.state
         job, watch = state.store.job(report.job_id), state.watch(report.job_id)
@@ -56,7 +62,7 @@ class Observer:
         state.log("launched", job.id, generation=job.generation, plan=plan, launch_s=report.launch_s, resumed_step=step)
         state.changed = True
 
-    @see.register
+    @_see.register
     def _(self, report: StepDone) -> None:
         watch = self.state.watch(report.job_id)
         if not self.state.store.progress(report.job_id, report.generation, report.step):
@@ -67,7 +73,7 @@ class Observer:
         if not known and watch.step_s is not None:
             self.state.changed = True  # this layout's first measurement
 
-    @see.register
+    @_see.register
     def _(self, report: Sampled) -> None:
         """A sample of another generation was on its way when the job moved."""
         state, watch = self.state, self.state.watch(report.job_id)
@@ -82,7 +88,7 @@ class Observer:
             else:
                 state.log("straggler-gone", job.id, device=str(device))
 
-    @see.register
+    @_see.register
     def _(self, report: Moving) -> None:
         record = report.record
         if record.phase is Phase.COMMIT:
@@ -123,7 +129,7 @@ class Observer:
         cancel_dependants(state, job_id, f"the move of {job.id} failed: {error}")
         state.changed = True
 
-    @see.register
+    @_see.register
     def _(self, report: Released) -> None:
         self.state.freed(report.devices)
         # A move that is called off lets its joiners go while it still moves: who waits for the old devices waits on.
@@ -132,11 +138,11 @@ class Observer:
                 waiting.after.discard(report.job_id)
         self.state.log("released", report.job_id, devices=[str(device) for device in report.devices])
 
-    @see.register
+    @_see.register
     def _(self, report: Measured) -> None:
         self.state.log("redeployed", report.job_id, **record_dict(report.record))
 
-    @see.register
+    @_see.register
     def _(self, report: Snapshotted) -> None:
         state = self.state
         if not state.store.saved(report.job_id, report.generation, report.step, report.path):
@@ -147,7 +153,7 @@ class Observer:
             state.store.put(job.update(num_recoveries=0))
         state.log("snapshot", job.id, step=report.step, stall_s=report.stall_s)
 
-    @see.register
+    @_see.register
     def _(self, report: Ended) -> None:
         """No process of the job is left: its devices are free, those that failed are set aside for a while."""
         state = self.state
