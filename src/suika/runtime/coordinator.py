@@ -430,7 +430,8 @@ class JobRun:
         if isinstance(error, DiedError):
             dead = (error.member.device,) if error.member.device else ()
             noticed_s = error.noticed_s
-        self.ranks |= {m.device: m for m in self.gang.members.values() if m.device is not None}  # joiners too
+        joiners = {m.device: m for m in self.gang.members.values() if m.device is not None}
+        self.ranks = {**self.ranks, **joiners}
         self.gang.kill(self.gang.members.copy().values())
         return self.ended(outcome, str(error) or repr(error), dead, noticed_s)
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,21 +22,31 @@ Say = Callable[..., None]
 _HAND_OVER_S = 10.0
 
 
+class _Prepared(NamedTuple):
+    """All that a copy takes."""
+
+    order: Message
+    share: Share
+    room: torch.Tensor
+
+
 class Copier:
-    """At most one copy is under way. An order asks for it; `wants` is this rank's vote, once there is room for it."""
+    """At most one copy is under way. An order asks for it; `wants` is this rank's vote, once there is room for it. What
+    was voted for is carried out, also if another order (on another thread) has come meanwhile."""
 
     def __init__(self, job: RankJob, say: Say) -> None:
         self._job, self._say = job, say
-        self._order: Message | None = None
-        self._room: torch.Tensor | None = None
-        self._share: Share | None = None
+        self._lock = threading.Lock()  # of what is prepared
+        self._prepared: _Prepared | None = None
+        self._voted_for: _Prepared | None = None
         self._busy: threading.Thread | None = None
 
     def prepare(self, order: Message, live: Generation | None) -> None:
         """Make room for the share, beside the running steps."""
         if live is None or live.number != order["generation"] or self.is_busy:
             return
-        self._order = self._room = None
+        with self._lock:
+            self._prepared = None
         self._busy = threading.Thread(target=self._prepare, args=(order, live), name="copier", daemon=True)
         self._busy.start()
 
@@ -45,16 +55,18 @@ class Copier:
         return self._busy is not None and self._busy.is_alive()
 
     def wants(self, live: Generation) -> bool:
-        return self._order is not None and self._order["generation"] == live.number
+        found = self._voted_for = self._prepared
+        return found is not None and found.order["generation"] == live.number
 
     def copy(self, live: Generation, step: int) -> None:
         """Copy the state after `step` into the room, and give it to this node's holder in the background."""
         began_s = time.monotonic()
-        order, memory, share = self._order, self._room, self._share
-        assert order is not None
-        assert memory is not None
-        assert share is not None
-        self._order = self._room = None
+        assert self._voted_for is not None
+        order, share, memory = self._voted_for
+        with self._lock:
+            if self._prepared is self._voted_for:
+                self._prepared = None
+        self._voted_for = None
         fill(memory, share, live.program.buffers())
         header = {**self._header(order, live, step, share), "stall_s": time.monotonic() - began_s}
         self._busy = threading.Thread(target=self._hand_over, args=(order, header, memory), name="copier", daemon=True)
@@ -62,12 +74,13 @@ class Copier:
 
     def _prepare(self, order: Message, live: Generation) -> None:
         try:
-            self._share = shares(self._job.shape, live.plan)[live.rank]
-            self._room = room(self._share.num_bytes)
+            share = shares(self._job.shape, live.plan)[live.rank]
+            prepared = _Prepared(order, share, room(share.num_bytes))
         except Exception as error:
             self._fail(order, error)
         else:
-            self._order = order
+            with self._lock:
+                self._prepared = prepared
 
     def _header(self, order: Message, live: Generation, step: int, share: Share) -> dict[str, Any]:
         """What the holder must know. The first rank's share says what the whole is: plan and records."""

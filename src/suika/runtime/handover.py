@@ -45,6 +45,7 @@ class Handover:
     def __init__(self, job: RankJob, order: Message, live: Generation | None, say: Say) -> None:
         self.number: int = order["generation"]
         self.wants_cut = False
+        self.is_over = False  # called off before it was entered, and nothing of it is left
         self.new: Generation | None = None
         self._job, self._order, self._live, self._say = job, order, live, say
         self._watch: SocketWatch | None = None
@@ -125,6 +126,7 @@ class Handover:
                 self._watch.break_connections()
             self._preparer.join(0.05)
         self.discard()
+        self.is_over = True
         self._say("resumed", generation=self.number)
 
     # -- the main thread ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ class Saver:
 
     def __init__(self, job: RankJob, say: Say) -> None:
         self._job, self._say = job, say
+        self._lock = threading.Lock()  # of the two that follow: the coordinator's word comes on another thread
         self._writer: threading.Thread | None = None
         self._captured: Captured | None = None
 
@@ -26,25 +27,28 @@ class Saver:
         began_s = time.monotonic()
         self.join()
         program = live.program
-        self._captured = snapshot.capture(
-            self._job.shape, live.plan, live.rank, step, program.records(), program.buffers()
-        )
+        captured = snapshot.capture(self._job.shape, live.plan, live.rank, step, program.records(), program.buffers())
         stall_s = time.monotonic() - began_s
-        self._start(self._write, live.number, self._captured, stall_s)
+        with self._lock:
+            self._captured = captured
+            self._start(self._write, live.number, captured, stall_s)
 
     def publish(self, generation: int, step: int) -> None:
         """All ranks have written: make it a snapshot (rank 0)."""
-        captured = self._captured
-        if captured is not None and captured.step == step:
-            self._start(self._publish, generation, captured)
+        with self._lock:
+            captured = self._captured
+            if captured is not None and captured.step == step:
+                self._start(self._publish, generation, captured)
 
     @property
     def is_writing(self) -> bool:
         return self._writer is not None and self._writer.is_alive()
 
     def join(self) -> None:
-        if self._writer is not None:
-            self._writer.join()
+        with self._lock:
+            writer = self._writer  # one that has been started
+        if writer is not None:
+            writer.join()
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
         self._writer = threading.Thread(target=target, args=arguments, name="saver", daemon=True)
@@ -66,6 +70,7 @@ class Saver:
         except Exception as error:
             self._say("unwritten", generation=generation, step=captured.step, error=f"{type(error).__name__}: {error}")
         else:
-            if self._captured is captured:  # the next one may have been taken meanwhile
-                self._captured = None
+            with self._lock:
+                if self._captured is captured:  # the next one may have been taken meanwhile
+                    self._captured = None
             self._say("published", generation=generation, step=captured.step, path=str(folder))
