@@ -22,7 +22,7 @@ from suika.schedule.expand import Prices, Share, expand
 from suika.schedule.guards import Limits, guards
 from suika.schedule.realise import KEEP, Floor, Target, realise, stand
 
-LEAST_COMPLETIONS = 6
+LEAST_COMPLETIONS, LEAST_SCREENED = 6, 4
 OVERDUE = 1e30  # value of a plan that lets a gang wait which is due
 
 
@@ -30,8 +30,9 @@ OVERDUE = 1e30  # value of a plan that lets a gang wait which is due
 class Policy:
     """`tax`, `kappa`: the price of a device (see expand). `spread`: weight of the last completion in a plan's value.
     `longest`: single jobs tried in each way of the balance step, as long as jobs x tried stay within `breadth`.
-    `finalists`: plans that are stood on the topology, and others make room for as many as jobs x plans stay within
-    `budget`. `completions`: how far a drain goes before the fluid rest, as long as jobs x completions stay within it.
+    `finalists`: plans that are stood on the topology. `completions`: how far a drain goes before the fluid rest. With
+    many jobs both effort and gain shrink: jobs x completions stay within `budget`, half of that where all plans are
+    looked at, and others make room for as many finalists as jobs x finalists stay within a quarter of it.
 
     Guards. `repay`: pauses that each change of a running job must save beyond its own. `moving_share`: largest part of
     its run time that a job may spend moving, beyond `free_moves` moves. `residency`: pauses that a job runs undisturbed
@@ -72,10 +73,11 @@ class _Search:
         self.policy, self.books = policy, books
         self.pool = books.board.num_usable
         self.prices = Prices(policy.tax, policy.kappa)
-        # The evaluation budget: with many jobs, fewer completions are followed one by one.
-        self.completions = min(policy.completions, max(policy.budget // max(len(books), 1), LEAST_COMPLETIONS))
+        each = policy.budget // max(len(books), 1)
+        self.completions = min(policy.completions, max(each, LEAST_COMPLETIONS))
+        self.screened = min(policy.completions, max(each // 2, LEAST_SCREENED))
+        self.rooms = max(each // 4, 1)
         self.tried = min(policy.longest, max(policy.breadth // max(len(books), 1), 1))
-        self.rooms = max(policy.budget // max(len(books), 1), 1)
         self.runs = books.held > 0
         self.guards = guards(books, Limits(policy.moving_share, policy.free_moves, policy.residency, policy.reserve))
         self.stays, self.leaves = self.guards.stays, self.guards.leaves
@@ -100,8 +102,9 @@ class _Search:
         # All as planned, then the most promising as they turn out on the topology; staying put is always among them.
         finalists = np.arange(len(pins))
         if len(pins) > self.policy.finalists:
-            finalists = np.argsort(self._value(plans), kind="stable")[: self.policy.finalists]
-            finalists = np.unique(np.append(finalists, 0))
+            finalists = np.argsort(self._value(plans, self.screened), kind="stable")[: self.policy.finalists]
+            if 0 not in finalists:
+                finalists = np.append(finalists, 0)
         return self._best_floor(pins, plans, finalists)
 
     def _expand(self, pins: np.ndarray, barred: np.ndarray | None = None) -> Share:
@@ -120,9 +123,9 @@ class _Search:
                 return plans
             pins |= stopped
 
-    def _value(self, plans: Share) -> np.ndarray:
+    def _value(self, plans: Share, completions: int) -> np.ndarray:
         policy, books = self.policy, self.books
-        value = drain(books, self.pool, self.prices, plans, completions=self.completions, spread=policy.spread)
+        value = drain(books, self.pool, self.prices, plans, completions=completions, spread=policy.spread)
         changes_s: np.ndarray = (plans.changed & self.runs) @ (books.pause_s * books.value_weight)
         reserved = self.guards.reserved
         if reserved is not None and reserved.due:
@@ -130,10 +133,10 @@ class _Search:
         return value + policy.repay * changes_s
 
     def _best_floor(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> Floor:
-        """The best of some plans, as they turn out on the topology.
+        """The best of some plans, the most promising first, as they turn out on the topology.
 
-        Where a plan's job finds too little room although the pool has enough, the plan is also stood with everyone free
-        to make room, at the same size elsewhere: in the usual order, and with those jobs first.
+        Where a job of the first few finds too little room although the pool has enough, the plan is also stood with
+        everyone free to make room, at the same size elsewhere: in the usual order, and with those jobs first.
         """
         found: dict[bytes, tuple[Floor, Share]] = {}  # by outcome: of those that turn out alike the first will do
 
@@ -143,23 +146,16 @@ class _Search:
             return outcome
 
         stood = {row: outcome_of(self._stand(pins[row], plans, row)) for row in rows.tolist()}
-        for row in self._most_promising(stood):
+        for row in rows.tolist()[: self.rooms]:
             short = stood[row].devices < plans.devices[row]
             if short.any():
                 if not np.array_equal(pins[row], self.stays):
                     outcome_of(self._stand(self.stays, plans, row))
                 outcome_of(self._stand(self.stays, plans, row, first=short))
-        floors, outcomes = zip(*found.values(), strict=True)
-        best: Floor = floors[int(self._value(_stack(outcomes)).argmin())] if len(floors) > 1 else floors[0]
-        return best
-
-    def _most_promising(self, stood: dict[int, Share]) -> list[int]:
-        """Rows of the plans for which others may make room: all, or with many jobs the best as they turned out."""
-        rows = list(stood)
-        if self.rooms >= len(rows):
-            return rows
-        order = np.argsort(self._value(_stack(list(stood.values()))), kind="stable")
-        return [rows[index] for index in order[: self.rooms]]
+        tried = list(found.values())
+        if len(tried) == 1:
+            return tried[0][0]
+        return tried[int(self._value(_stack([outcome for _, outcome in tried]), self.completions).argmin())][0]
 
     def _stand(self, pins: np.ndarray, plans: Share, row: int, first: np.ndarray | None = None) -> Floor:
         """Place one plan's jobs in the order in which they chose, `first` [J] before others of their tier."""
