@@ -92,7 +92,7 @@ def test_a_dirty_device_is_looked_at_again_until_it_is_clean(tmp_path: Path) -> 
     agent = Agent("http://x", "token", Node("n0", 1, "A100"), tmp_path, SimpleNamespace(), inventory)
     said: list[dict[str, str]] = []
     agent._wire.connect(lambda frame: said.append(frame["m"]["dirty"]), 0)
-    agent._tell_dirty(agent._dirty())
+    agent._tell_dirty()
     agent._look_again()
     found.clear()
     agent._look_again()

@@ -213,5 +213,5 @@ class EmulatedForks:
         self._on_event = None
 
     def tell(self, event: Message) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
+        if (on_event := self._on_event) is not None:  # its agent may let go of it right now
+            on_event(event)

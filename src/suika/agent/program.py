@@ -82,6 +82,7 @@ class Agent:
         self._news: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # that may have to wait; None: the end
         self._roll = RollCall(lambda here: self._tell({"event": "alive", "processes": here}))
         self._pids: dict[str, int] = {}  # of the live processes
+        self._looking = threading.Lock()  # at the devices
         self._told_dirty: dict[int, str] = {}
         self._refused: set[str] = set()  # processes that were not started, until they are told to go
         self._connection: ClientConnection | None = None
@@ -168,7 +169,7 @@ class Agent:
             self._controller = answer["controller"]
             self._wire.connect(lambda frame: connection.send(json.dumps(frame)), answer["received"])
         if anew:
-            self._tell_dirty(self._dirty())
+            self._tell_dirty()
         return float(answer["lease_s"])
 
     def _serve(self, connection: ClientConnection, lease_s: float) -> None:
@@ -312,22 +313,24 @@ class Agent:
         if not self._inventory.checks:
             return
         deadline = time.monotonic() + CLEAN_WAIT_S
-        while (dirty := self._dirty()).keys() - self._told_dirty.keys() and time.monotonic() < deadline:
+        while self._dirty().keys() - self._told_dirty.keys() and time.monotonic() < deadline:
             time.sleep(0.1)
-        self._tell_dirty(dirty)
+        self._tell_dirty()
 
     def _dirty(self) -> dict[int, str]:
         return self._inventory.dirty(with_descendants(tuple(self._pids.values())))
 
     def _look_again(self) -> None:
         """A device that was dirty may have become clean by itself."""
-        if self._told_dirty and (dirty := self._dirty()) != self._told_dirty:
-            self._tell_dirty(dirty)
+        if self._told_dirty and self._dirty() != self._told_dirty:
+            self._tell_dirty()
 
-    def _tell_dirty(self, dirty: dict[int, str]) -> None:
-        self._told_dirty = dirty
-        said = {str(index): why for index, why in dirty.items()}
-        self._wire.put({"event": "devices", "dirty": said}, newest_of="devices")
+    def _tell_dirty(self) -> None:
+        """On one thread at a time: what was seen last is told last."""
+        with self._looking:
+            dirty = self._told_dirty = self._dirty()
+            said = {str(index): why for index, why in dirty.items()}
+            self._wire.put({"event": "devices", "dirty": said}, newest_of="devices")
 
     def _note(self, text: str) -> None:
         print(f"suika agent {self.node.name}: {text}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,13 +214,13 @@ class AgentHub:
                 raise UnreachableError(f"{node} does not answer at present")
             question = attached.asked[number] = _Question(now)
             attached.wire.put(order | {"request": number})
-        try:
+        with suppress(TimeoutError):
             return question.answer.result(timeout_s)
-        except TimeoutError:
+        with self._lock:
+            if attached.asked.pop(number, None) is None:
+                return question.answer.result()  # it came at the last moment
             attached.mute_until_s = self._clock() + _ASK_AGAIN_S
-            raise UnreachableError(f"{node} did not answer for {timeout_s:.0f} s") from None
-        finally:
-            attached.asked.pop(number, None)
+        raise UnreachableError(f"{node} did not answer for {timeout_s:.0f} s")
 
     def _of(self, process: str) -> Attached | None:
         return self._nodes.get(self._where.get(process, ""))
@@ -238,8 +239,8 @@ class AgentHub:
             resumes = resumes and known is not None and known.incarnation == incarnation and known.node == node
             if known is None or not resumes:
                 known = self._begin(node, incarnation, spoken, known)
-            known.connection, known.heard_s = connection, self._clock()
-            known.joined_s = known.heard_s
+            known.heard_s = known.joined_s = self._clock()
+            known.connection = connection  # last: `unanswered_s` takes no lock
             known.wire.disconnect()
             answer = {"controller": self.identity, "resumes": resumes, "received": known.wire.received}
             return node.name, answer | {"lease_s": self.lease_s}

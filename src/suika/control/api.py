@@ -192,14 +192,14 @@ class Api:
         kinds = frozenset(("redeployed", "move-failed"))
         events = self.state.store.events(job_id=found.id, which=Which(kinds))
         curve = self.controller.pricing.curve(found.spec, self.state.learned.of(found.id))
+        watch = self.state.seen(found.id)
         return self.row(found) | {
             "spec": found.spec.model_dump(mode="json"),
             "options": [_option(option) for option in curve.options],
             "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
-            "step_parts_s": _step_parts_s(self.state.watch(found.id)),
+            "step_parts_s": _step_parts_s(watch),
             "stragglers": [
-                {"device": str(device), "times": times}
-                for device, times in sorted(self.state.watch(found.id).stragglers.slow.items())
+                {"device": str(device), "times": times} for device, times in sorted(watch.stragglers.slow.items())
             ],
             "estimate": self._estimate(found),
             "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
@@ -210,11 +210,11 @@ class Api:
         found = self._find(job)
         kinds = frozenset(("decided", "waits", "decision-cancelled", "move-failed", "resized", "recovering"))
         events = [event.to_dict() for event in self.state.store.events(job_id=found.id, which=Which(kinds))]
-        going = next((w for w in self.state.waiting if w.decision.job_id == found.id), None)
-        reason = going.decision.reason if going else found.reason
+        going = next((w for w in tuple(self.state.waiting) if w.decision.job_id == found.id), None)
+        reason, after = (going.decision.reason, tuple(going.after)) if going else (found.reason, ())
         sentence = reason.sentence
-        if going is not None and going.after:
-            others = ", ".join(sorted({show(self.state.store.job(other)) for other in going.after}))
+        if after:
+            others = ", ".join(sorted({show(self.state.store.job(other)) for other in after}))
             sentence += f" (waits until {others} has given up its devices)"
         elif going is None and (wish := _unmet_wish(found)):
             sentence += f"; its user wants {wish}, which waits for free devices"
@@ -243,8 +243,9 @@ class Api:
         users: dict[Device, list[str]] = {}
         slow: dict[Device, float] = {}  # times as long as its peers in the same job
         for job in self.state.active():
-            slow |= self.state.watch(job.id).stragglers.slow
-            for device in self.state.watch(job.id).held:
+            watch = self.state.seen(job.id)
+            slow |= watch.stragglers.slow
+            for device in watch.held:
                 users.setdefault(device, []).append(show(job))
         draining, down = self.state.store.draining(), dict(self.state.down)
         releasing = dict(self.state.releasing)
@@ -334,7 +335,7 @@ class Api:
 
     def row(self, job: Job) -> dict[str, Any]:
         """A job as `jobs` lists it."""
-        watch = self.state.watches.get(job.id, Watch())
+        watch = self.state.seen(job.id)
         plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
         return {
             "id": job.id,
@@ -371,7 +372,7 @@ class Api:
         plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
         if plan is None or job.spec.rigid:
             return None
-        return explained(job, plan, self.state.watch(job.id).step_s, self.state.learned, self.controller.pricing)
+        return explained(job, plan, self.state.seen(job.id).step_s, self.state.learned, self.controller.pricing)
 
 
 def meant(heads: Sequence[Head], name: str) -> Head:

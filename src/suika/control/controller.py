@@ -201,12 +201,13 @@ class Controller:
             self._pool.submit(watch.run.close)
             watch.run = None
 
-    def close(self) -> None:
-        """End every job's processes, then the loop. Returns when they are gone."""
+    def close(self, leave_jobs: bool = False) -> None:
+        """End the loop, then every job's processes, unless they are left to the next controller. Returns when they are
+        gone."""
         self._stopping = True
         if self._thread is not None:
             self._thread.join(CALL_WAIT_S)
         runs: list[Run] = [watch.run for watch in self.state.watches.values() if watch.run is not None]
-        for closing in [self._pool.submit(run.close) for run in runs]:
+        for closing in [self._pool.submit(run.close) for run in runs if not leave_jobs]:
             closing.result(CALL_WAIT_S)
         self._pool.shutdown(cancel_futures=True)

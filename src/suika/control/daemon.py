@@ -152,10 +152,7 @@ class Daemon:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        if not self.ends_jobs:
-            for watch in self.controller.state.watches.values():
-                watch.run = None  # the ranks train on; the next controller takes them back
-        self.controller.close()
+        self.controller.close(leave_jobs=not self.ends_jobs)
         self._decisions.close()
         if self._door is not None:
             self._door.close()

@@ -66,7 +66,8 @@ class Waiting:
 
 @dataclass
 class State:
-    """Written by the controller's loop alone, except for a move's commit (a compare-and-set in the store)."""
+    """Written by the controller's loop alone, except for a move's commit (a compare-and-set in the store). Others read
+    `seen`, and copy what holds more than one thing before they look at it."""
 
     cluster: Cluster
     store: Store
@@ -84,8 +85,13 @@ class State:
         self.learned = Learned(self.store)
 
     def watch(self, job_id: str) -> Watch:
+        """Of the loop alone: it begins one for a job that has none."""
         found = self.watches.get(job_id)
         return found if found is not None else self.watches.setdefault(job_id, Watch())
+
+    def seen(self, job_id: str) -> Watch:
+        """What is seen of a job, for other threads: the loop may be going through all watches right now."""
+        return self.watches.get(job_id) or Watch()
 
     def active(self) -> tuple[Job, ...]:
         return self.store.active()

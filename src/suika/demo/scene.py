@@ -56,7 +56,7 @@ class LiveScene:
         wish = found.spec.layout
         as_wished = not isinstance(wish, Layout) or same_cut(found.plan.layout, wish)
         leaving = any(device.node in self.state.store.draining() for device in found.plan.devices)
-        return as_wished and not leaving and len(self.state.watch(found.id).steps_seen) >= SETTLE_STEPS
+        return as_wished and not leaving and len(self.state.seen(found.id).steps_seen) >= SETTLE_STEPS
 
     def node_of(self, job: str) -> str:
         found = self.job(job)
