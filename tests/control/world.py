@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -157,6 +158,16 @@ class ScriptedPolicy:
         return answer
 
 
+class Told:
+    """What another thread does; `told` once whoever waits for it has been told, a moment after it is done."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future, self.told = future, threading.Event()
+
+    def add_done_callback(self, tell: Callable[[Future[Any]], None]) -> None:
+        self._future.add_done_callback(lambda done: (tell(done), self.told.set()))
+
+
 class World:
     """One controller on 2 nodes x 4 devices, and everything around it under the test's control."""
 
@@ -171,12 +182,16 @@ class World:
         self.controller = Controller(
             self.cluster, self.store, self.policy, FixedPricing(), self, lambda: self.now, device_hold_s=10.0
         )
-        self.elsewhere: list[Future[Any]] = []  # what other threads do
+        self.elsewhere: list[Told] = []  # what other threads do
         background = self.controller.actor.background
-        self.controller.actor.background = lambda *call: self.elsewhere.append(background(*call)) or self.elsewhere[-1]
+        self.controller.actor.background = lambda *call: self._followed(background(*call))
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.api = Api(self.controller, FolderShelf(self.logs))
+
+    def _followed(self, future: Future[Any]) -> Told:
+        self.elsewhere.append(Told(future))
+        return self.elsewhere[-1]
 
     # -- a Launcher
     def prepare(self, job: Job) -> Path:
@@ -201,8 +216,8 @@ class World:
         """Let `seconds` pass, then do rounds until nothing arrives any more (data is prepared in another thread)."""
         self.now += seconds
         for _ in range(4):
-            elsewhere = not all(future.done() for future in self.elsewhere)
-            self.controller.turn(0.5 if elsewhere else 0.02)  # as soon as something arrives; a busy machine takes long
+            elsewhere = not all(each.told.is_set() for each in self.elsewhere)
+            self.controller.turn(5.0 if elsewhere else 0.02)  # as soon as something arrives; a busy machine takes long
         faults = [event.data for event in self.store.events() if event.kind == "controller-fault"]
         assert not faults, faults
 

@@ -20,6 +20,7 @@ from suika.control.auth import Role
 from suika.control.database import open_engine
 from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor
+from suika.runtime.coordinator import JobRun
 
 PROGRAMS = Path(__file__).parents[1] / "runtime"  # where tiny_program lies
 
@@ -93,6 +94,18 @@ class Net:
         for pid in fork_servers_below(self.folder):
             os.kill(pid, signal.SIGTERM)
             wait(lambda pid=pid: not alive(pid), 20, "a fork server to end")
+
+
+def abandon(run: JobRun) -> None:
+    """What a killed controller leaves of a run: nothing is told to its processes. Done between two of its events."""
+
+    def leave() -> None:
+        run._closed = True
+        run.gang.members.clear()
+        run.copies._holders.clear()
+
+    run.command(leave).result(10)
+    run._thread.join(10)
 
 
 def fork_servers_below(folder: Path) -> list[int]:

@@ -98,7 +98,8 @@ def test_ranks_of_two_hosts_meet(tmp_path: Path) -> None:
             wait(lambda: cluster.rows()["gang"]["ended_s"] is not None, 90, "the gang to end")
             printed = [entry["text"] for entry in cluster.ask("logs", job="gang")["entries"]]
             assert cluster.rows()["gang"]["state"] == "finished", printed
-            first = cluster.ask("events", job="gang")[1]["data"]["devices"][0].partition("/")[0]
+            decided = next(event for event in cluster.ask("events", job="gang") if event["kind"] == "decided")
+            first = decided["data"]["devices"][0].partition("/")[0]
             assert [text.splitlines()[-1] for text in printed] == [f"sum 10 {hosts[first][1]}"] * 4
 
             cluster.ask("submit", job=cluster.job("train", 60, 4, 4, layout={"dp": 4}))

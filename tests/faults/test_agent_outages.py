@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from outages import Net, alive, fork_servers_below, wait
+from outages import Net, abandon, alive, fork_servers_below, wait
 
 from suika.core.cluster import Cluster, Device, Node
 from suika.core.decision import Reason, ReasonCode
@@ -80,14 +80,6 @@ def started(net: Net) -> Run:
     run.start(plan("dp=2", 0, 1), 1).result(120)
     run.wait_steps(5)
     return run
-
-
-def abandon(run: JobRun) -> None:
-    """What a killed controller leaves of a run: nothing is told to the ranks."""
-    run._closed = True
-    run.gang.members.clear()
-    run.gang.post({})
-    run._thread.join(10)
 
 
 def record(run: JobRun, **more: Any) -> OnRecord:

@@ -51,6 +51,8 @@ def torment(cluster: ServedCluster, num_kills: int, num_jobs: int, seed: int) ->
         time.sleep(dice.uniform(0.0, 0.5))
         cluster.controller = cluster.begin()
         cluster.ask("status")
+        # The last second of steps may not have been written; the ranks say again where they are.
+        wait(lambda: cluster.rows()["steady"]["steps_done"] >= progress[-1], 60, f"step {progress[-1]} to be known")
         progress.append(cluster.rows()["steady"]["steps_done"])
     client.join(180)
     assert not client.is_alive()

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from outages import Net, alive, wait
+from outages import Net, abandon, alive, wait
 
 from suika.core.cluster import Cluster, Device, Node
 from suika.core.decision import Reason, ReasonCode
@@ -62,11 +62,7 @@ def test_a_new_controller_finds_the_copies_and_recovers_from_them(net: Net) -> N
     wait(lambda: any(isinstance(event, Copied) for event in events), 60, "a copy")
     known = OnRecord(run.plan, 1, run.step, Reason(ReasonCode.USER, "the test wants it"), None)
     pids, holders = [member.pid for member in run.ranks.values()], run.copies.pids("a")
-    run._closed = True  # what a killed controller leaves: nothing is told to anybody
-    run.gang.members.clear()
-    run.copies._holders.clear()
-    run.gang.post({})
-    run._thread.join(10)
+    abandon(run)
     net.end()
     time.sleep(1.0)
     assert all(alive(pid) for pid in (*pids, *holders))

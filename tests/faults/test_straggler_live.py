@@ -49,11 +49,11 @@ def test_a_rank_that_is_held_up_is_found_and_only_that_one(tmp_path: Path) -> No
         body = {"name": "a", "model": MODEL, "data": str(text), "global_batch": 8, "sequence_length": 64}
         body |= {"steps": 1_000_000, "devices": {"min": 2, "max": 2}, "layout": {"dp": 2}, "snapshot_every_steps": 0}
         job_id = service.api.submit(body)["id"]
-        watch = service.controller.state.watch(job_id)
-        _wait(lambda: watch.samples.num_samples >= 2 * 12, "twelve samples of each rank")
+        state = service.controller.state
+        _wait(lambda: state.seen(job_id).samples.num_samples >= 2 * 12, "twelve samples of each rank")
         assert _told(service, "straggler") == []  # nobody is slow: no alarm
         slow = "n0/1"
-        run: Any = watch.run
+        run: Any = state.seen(job_id).run
         pid = next(member.pid for device, member in run.ranks.items() if str(device) == slow)
         with pulses(pid):
             _wait(lambda: bool(_told(service, "straggler")), "the alarm")

@@ -58,7 +58,7 @@ class Live:
         """Device -> pid of the job's ranks."""
         job = self.scene.job(name)
         assert job is not None
-        run = self.state.watch(job.id).run
+        run = self.state.seen(job.id).run
         assert run is not None
         return {str(device): member.pid for device, member in run.ranks.items() if member.pid is not None}
 
@@ -71,9 +71,9 @@ class Live:
             self.api.cancel(job.id)
         self.wait(
             "all devices free",
-            lambda: not self.state.releasing and not any(w.held for w in self.state.watches.values()),
+            lambda: not self.state.releasing and not any(w.held for w in tuple(self.state.watches.values())),
         )
-        self.state.down.clear()
+        self.service.controller.call(self.state.down.clear)
         for node in self.state.store.draining():
             self.api.drain(node, undo=True)
         assert all(job.state in ENDED for job in self.state.store.jobs())

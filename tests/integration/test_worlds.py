@@ -62,7 +62,7 @@ def play_live(live: Live) -> list[Decided]:
     live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"), 100)
     names[live.submit("small", **FILES["small"])] = "small"
     live.wait("small's end", lambda: live.scene.ended("small"), 100)
-    live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"))
+    live.wait("llama grown back", lambda: whole("llama") and live.scene.settled("llama"), 100)
     decided = [
         Decided(names[e["job_id"]], e["data"]["action"], _cut(e["data"]["layout"]), len(e["data"]["devices"]))
         for e in live.api.events(limit=100_000)

@@ -101,5 +101,8 @@ def test_orphans_of_a_dead_rank_go_with_it(backend: LocalBackend) -> None:
     os.kill(rank, signal.SIGKILL)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
+    deadline = time.monotonic() + 10
+    while len(events) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert [event["event"] for event in events] == ["forked", "message", "exit"]
     assert events[-1]["code"] == -signal.SIGKILL

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
+import queue
+from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,6 +13,42 @@ import pytest
 from suika.agent.roll import WITHIN_S
 from suika.core.cluster import Device
 from suika.runtime.gang import RANK_ENTRY, DiedError, Gang, Limits
+
+
+class Time:
+    """The gang's clock and its inbox: time passes only while it waits for something to arrive."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._arrived: deque[dict[str, Any]] = deque()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def put(self, event: dict[str, Any]) -> None:
+        self._arrived.append(event)
+
+    def empty(self) -> bool:
+        return not self._arrived
+
+    def get(self, timeout: float) -> dict[str, Any]:
+        if self._arrived:
+            return self._arrived.popleft()
+        self.now_s += timeout
+        raise queue.Empty
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr("suika.runtime.gang.time", made)
+    return made
+
+
+def gang_of(processes: Asked, clock: Time, limits: Limits) -> Gang:
+    made = Gang("j", processes, lambda member, message: None, limits)
+    made._inbox = clock  # type: ignore[assignment]
+    return made
 
 
 class Asked:
@@ -36,19 +73,19 @@ class Asked:
         return self.known_s
 
 
-def test_a_step_vouches_for_all_its_ranks() -> None:
+def test_a_step_vouches_for_all_its_ranks(clock: Time) -> None:
     processes = Asked()
-    gang = Gang("j", processes, lambda member, message: None, Limits(silent_s=0.6, answer_s=0.6))
+    gang = gang_of(processes, clock, Limits(silent_s=0.6, answer_s=0.6))
     ranks = [gang.spawn(f"j.1.n0/{index}", "n0", Device("n0", index), RANK_ENTRY, {}) for index in range(8)]
     joiner = gang.spawn("j.2.n1/0", "n1", Device("n1", 0), RANK_ENTRY, {})
-    until_s = time.monotonic() + 1.0
-    while time.monotonic() < until_s:
+    while clock.now_s < 1.0:
         gang.vouch(ranks)
         gang.pump()
     assert set(processes.pinged) == {joiner.process}, "it takes part in no step yet"
 
     def listen() -> None:
         while True:
+            clock.now_s += 0.05
             gang.post({"event": "message", "process": joiner.process, "message": {"say": "pong"}})
             gang.pump()
 
@@ -58,14 +95,13 @@ def test_a_step_vouches_for_all_its_ranks() -> None:
     assert processes.killed[0] in {rank.process for rank in ranks}
 
 
-def test_a_question_that_is_held_up_on_its_way_is_no_sign_of_death() -> None:
+def test_a_question_that_is_held_up_on_its_way_is_no_sign_of_death(clock: Time) -> None:
     processes = Asked()
     processes.known_s = 0.0
-    gang = Gang("j", processes, lambda member, message: None, Limits(silent_s=0.1, answer_s=0.1))
+    gang = gang_of(processes, clock, Limits(silent_s=0.1, answer_s=0.1))
     gang.spawn("j.1.n0/0", "n0", Device("n0", 0), RANK_ENTRY, {})
-    until_s = time.monotonic() + 1.0
-    while time.monotonic() < until_s:
-        gang.pump(until_s)
+    while clock.now_s < 1.0:
+        gang.pump()
     assert len(processes.pinged) >= 2, "one that seems lost is asked again"
     assert not processes.killed
     processes.known_s = 0.06
@@ -78,15 +114,15 @@ def test_a_question_that_is_held_up_on_its_way_is_no_sign_of_death() -> None:
         listen()
 
 
-def test_nobody_is_asked_before_the_next_step_is_overdue() -> None:
+def test_nobody_is_asked_before_the_next_step_is_overdue(clock: Time) -> None:
     processes = Asked()
-    gang = Gang("j", processes, lambda member, message: None, Limits(silent_s=0.4, answer_s=0.4))
+    gang = gang_of(processes, clock, Limits(silent_s=0.4, answer_s=0.4))
     ranks = [gang.spawn("j.1.n0/0", "n0", Device("n0", 0), RANK_ENTRY, {})]
     for took_s, within_s, asked in ((0.0, 0.6, 1), (0.4, 0.35, 0), (60.0, 0.75, 1)):
         processes.pinged.clear()
         gang.vouch(ranks, took_s)
-        until_s = time.monotonic() + within_s
-        while time.monotonic() < until_s:
+        until_s = clock.now_s + within_s
+        while clock.now_s < until_s:
             gang.pump(until_s)
         assert len(processes.pinged) == asked, took_s
 

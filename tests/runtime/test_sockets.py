@@ -29,7 +29,7 @@ def _ends_soon(wait: Callable[[], Any], watch: SocketWatch) -> Any:
     time.sleep(0.1)
     assert thread.is_alive()
     watch.break_connections()
-    thread.join(2)
+    thread.join(10)
     assert not thread.is_alive()
     return outcome[0]
 
