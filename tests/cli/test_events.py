@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from suika.cli import events
-from suika.control.store import MemoryStore, Which
+from suika.control.memory_store import MemoryStore
+from suika.control.store import Which
 
 
 @pytest.fixture

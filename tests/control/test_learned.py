@@ -15,8 +15,8 @@ from world import World
 from suika.cli import jobs as commands
 from suika.control.database import DatabaseStore
 from suika.control.learned import LESSONS_AT_ONCE, LESSONS_PER_S, Learned, Window
+from suika.control.memory_store import MemoryStore
 from suika.control.pricing import EstimatedPricing, per_node
-from suika.control.store import MemoryStore
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.job import Job, JobSpec
 from suika.core.layout import Layout

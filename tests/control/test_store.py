@@ -8,8 +8,9 @@ import pytest
 from conformance import DurableConformance, StoreConformance, running
 
 from suika.control.database import DatabaseStore
+from suika.control.memory_store import MemoryStore
 from suika.control.migrate import NewerDatabaseError
-from suika.control.store import MemoryStore, Store
+from suika.control.store import Store
 
 
 class TestMemory(StoreConformance):

@@ -12,7 +12,8 @@ from sqlalchemy import event
 from world import World
 
 from suika.control.database import DatabaseStore
-from suika.control.store import MemoryStore, News, StoreAwayError
+from suika.control.memory_store import MemoryStore
+from suika.control.store import News, StoreAwayError
 from suika.core.job import Job, JobState
 from suika.runtime.events import Outcome
 

@@ -11,7 +11,8 @@ from typing import Any
 from suika.control.api import Api
 from suika.control.controller import Controller
 from suika.control.joblogs import FolderShelf
-from suika.control.store import MemoryStore, Store
+from suika.control.memory_store import MemoryStore
+from suika.control.store import Store
 from suika.core.cluster import Cluster, Device, parse_cluster_shorthand
 from suika.core.decision import Action, Decision, Reason, ReasonCode
 from suika.core.job import Job, JobSpec

@@ -36,6 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import OperationalError
 
 from suika.control import tables
+from suika.control.memory_store import MemoryStore
 from suika.control.migrate import migrate
 from suika.control.records import job_of, job_row, spec_text
 from suika.control.store import (
@@ -43,7 +44,6 @@ from suika.control.store import (
     EVERY,
     Event,
     Head,
-    MemoryStore,
     News,
     StaleWriteError,
     StoreAwayError,

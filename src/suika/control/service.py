@@ -16,9 +16,9 @@ from suika.control.api import Api
 from suika.control.controller import Controller
 from suika.control.joblogs import FolderShelf
 from suika.control.launch import LocalLauncher
+from suika.control.memory_store import MemoryStore
 from suika.control.pricing import EstimatedPricing
 from suika.control.server import SocketServer
-from suika.control.store import MemoryStore
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError
 from suika.runtime.events import JobEvent
