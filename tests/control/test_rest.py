@@ -434,7 +434,7 @@ def test_events_as_they_happen(rest: SimpleNamespace) -> None:
 
 
 def test_a_stream_ends_with_its_token(rest: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suika.control.rest.RECHECK_S", 0.3)
+    monkeypatch.setattr("suika.control.cluster_routes.RECHECK_S", 0.3)
     rest.world.submit("a", tenant="research")
     headers = {"authorization": f"Bearer {rest.tokens['ann']}"}
     with rest.client.stream("GET", "/v1/events/stream", headers=headers) as stream:

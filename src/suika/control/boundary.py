@@ -6,21 +6,23 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from suika.control.auth import Right
 from suika.control.store import StoreAwayError
 from suika.core.errors import ConflictError, NotFoundError, SpecError
 
 MAX_BODY_BYTES = 1 << 20
+Needs = Callable[[Right], Any]  # makes a route's dependency: the account behind the request, which has that right
 
 
 class Problem(BaseModel):
@@ -34,6 +36,12 @@ class Problem(BaseModel):
 
 class Refusal(BaseModel):
     error: Problem
+
+
+class StrictBody(BaseModel):
+    """What a request may say; anything else in it is refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class ForbiddenError(SpecError):
