@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
+from suika.core.host_memory import host_memory
+
 _MAP_POPULATE = 0x8000  # page tables are filled now, not at the first touch
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -99,9 +101,8 @@ def held_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """What this host can still give without swapping."""
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    """What this host, or the control group that this process is in, can still give without swapping."""
+    return host_memory().available_bytes
 
 
 def _map(fd: int, offset: int, num_bytes: int, protection: int) -> int:
