@@ -16,6 +16,9 @@ from suika.agent.words import MOST_CALLED, SAID, check_event
 from suika.control.agents import AgentHub, UnreachableError, Watcher
 from suika.core.errors import SpecError
 from suika.runtime.gang import COMMAND_ENTRY
+from suika.runtime.rooms import Wish
+
+HOLDING = {"say": "holding", "host": "h", "port": 1, "line": "l", "token": "t", "num_bytes": 0}
 
 
 class Notes(Watcher):
@@ -395,6 +398,24 @@ def test_a_node_that_hangs_is_waited_for_once(made: Any) -> None:
     assert len(node.orders) == 2
 
 
+def test_what_memory_a_node_has_is_known_until_it_is_lost(made: Any) -> None:
+    hub, _, now = made
+    node, old = Node(hub), Node(hub, "n1")
+    for each in (node, old):
+        each.connect()
+        each.greet()
+    node.say("memory", total_bytes=900, available_bytes=700, limit_bytes=450)
+    assert hub.rooms.limits() == {"n0": 450, "n1": None}
+    node.say("memory", total_bytes=900, available_bytes=99, limit_bytes=450)
+    wish = Wish({"n1": 50}, {"n1": 50})
+    assert hub.rooms.settle("j", wish, {}).lacking is not None, "n0 has 99 left, not twice 50"
+    node.say("memory", total_bytes=900, available_bytes=100, limit_bytes=450)
+    assert hub.rooms.settle("j", wish, {}).keepers == {"n1": "n0"}
+    now[0] += 61.0
+    hub.expire()
+    assert hub.rooms.limits() == {}
+
+
 def test_two_nodes_of_one_name(made: Any) -> None:
     hub, _, _ = made
     node = Node(hub)
@@ -439,6 +460,11 @@ def test_agents_that_are_not_taken(made: Any, changes: dict[str, Any]) -> None:
         '{"ack": 0, "n": 1, "m": 3}',
         '{"ack": 0, "n": 1, "m": {"event": "reboot"}}',
         '{"ack": 0, "n": 1, "m": {"event": "logs"}}',
+        '{"ack": 0, "n": 1, "m": {"event": "memory", "total_bytes": 9, "available_bytes": 5}}',
+        json.dumps(
+            {"ack": 0, "n": 1, "m": {"event": "message", "process": "p", "message": HOLDING | {"request": "1"}}}
+        ),
+        '{"ack": 0, "n": 1, "m": {"event": "memory", "total_bytes": 9, "available_bytes": true, "limit_bytes": 3}}',
         '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "logs": [["p", 0]]}}',
         '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "logs": [["p", 0, true]]}}',
         '{"ack": 0, "n": 1, "m": {"event": "logs", "request": 1, "data": 5, "next": 0}}',

@@ -27,6 +27,7 @@ NAMES = {
     "suika_estimator_relative_error_ratio": ("gauge", {"job"}),
     "suika_lost_device_seconds": ("counter", {"cause"}),
     "suika_slow_devices": ("gauge", set()),
+    "suika_copies_bytes": ("gauge", {"node"}),
     "suika_backend_up": ("gauge", {"backend"}),
     "suika_build_info": ("gauge", {"version"}),
 }

@@ -102,7 +102,7 @@ def abandon(run: JobRun) -> None:
     def leave() -> None:
         run._closed = True
         run.gang.members.clear()
-        run.copies._holders.clear()
+        run.copies.holders.alive.clear()
 
     run.command(leave).result(10)
     run._thread.join(10)

@@ -1,19 +1,23 @@
-"""Copies in memory on real agents: holders outlive the controller, and a new one recovers from them."""
+"""Copies in memory on real agents: holders outlive the controller, and a new one recovers from them, or ends them."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from outages import Net, abandon, alive, wait
+from controllers import ServedCluster, served
+from outages import Net, abandon, alive, fork_servers_below, wait
 
 from suika.core.cluster import Cluster, Device, Node
 from suika.core.decision import Reason, ReasonCode
@@ -81,3 +85,124 @@ def test_a_new_controller_finds_the_copies_and_recovers_from_them(net: Net) -> N
     assert (started.resumed_step, started.fell_back) == (ended.snapshot_step, None)
     again.close()
     wait(lambda: not any(alive(pid) for pid in holders), 20, "the holders to end")
+
+
+# -- a controller that is killed while the job waits ------------------------------------------------------------------
+
+
+def submitted(cluster: ServedCluster, name: str, devices: int, **more: Any) -> None:
+    """A job that runs, and that has copies of its state in memory."""
+    job = cluster.job(name, 1_000_000, devices, devices, memory_copy_every_steps=5, snapshot_every_steps=0, **more)
+    cluster.ask("submit", job=job)
+    wait(lambda: ((cluster.ask("describe", job=name)["memory_copies"] or {}).get("step") or 0) > 5, 90, "a copy")
+
+
+def processes(folder: Path) -> list[int]:
+    """All that the fork servers below `folder` have forked."""
+    found = []
+    for server in fork_servers_below(folder):
+        found += [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
+    return found
+
+
+def strike(cluster: ServedCluster, name: str, node: str) -> int:
+    """Kill every process of the job on `node`; the step that it is to go on from once it waits."""
+    for pid in processes(cluster.folder / node):
+        os.kill(pid, signal.SIGKILL)
+    wait(lambda: cluster.rows()[name]["state"] in ("recovering", "queued"), 60, "the loss to be noticed")
+    return int(cluster.rows()[name]["steps_done"])
+
+
+def events(cluster: ServedCluster, name: str, kind: str) -> list[dict[str, Any]]:
+    found = cluster.ask("events", job=name, limit=10_000, newest=True)
+    return [event["data"] for event in found if event["kind"] == kind]
+
+
+def restart(cluster: ServedCluster) -> None:
+    cluster.kill_controller()
+    time.sleep(1.0)
+    cluster.controller = cluster.begin()
+    cluster.ask("status")
+
+
+def test_a_job_that_waits_keeps_its_copies_over_a_restart(tmp_path: Path) -> None:
+    """It needs all devices, and one is set aside for a while after its process died: so it waits."""
+    with served(tmp_path, policy="fifo", devices=2) as cluster:
+        submitted(cluster, "big", 4)
+        for row in cluster.ask("nodes"):
+            assert 0 < row["copies_bytes"] < row["copies_limit_bytes"]
+        step = strike(cluster, "big", "n0")
+        assert step > 0
+        holders = processes(cluster.folder / "n1")
+        assert len(holders) == 1, "the other node's holder has everything"
+        restart(cluster)
+        wait(lambda: len(events(cluster, "big", "launched")) == 2, 90, "the job to run again")
+        assert events(cluster, "big", "taken-back")[-1]["copies"].endswith(f"/{step}")
+        assert events(cluster, "big", "launched")[-1]["resumed_step"] == step
+        assert events(cluster, "big", "copies-gone") == []
+        wait(lambda: cluster.ask("describe", job="big")["memory_copies"] is not None, 60, "copies of the new run")
+        assert alive(holders[0]), "it goes on keeping"
+        cluster.ask("cancel", job="big")
+        wait(lambda: not processes(cluster.folder), 30, "all its processes to end, holders too")
+        assert all(row["copies_bytes"] == 0 for row in cluster.ask("nodes"))
+
+
+def test_without_its_copies_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """They are lost while nobody looks: it begins from its snapshot, here from nothing, and says so."""
+    with served(tmp_path, policy="fifo", devices=2) as cluster:
+        submitted(cluster, "big", 4)
+        step = strike(cluster, "big", "n0")
+        cluster.kill_controller()
+        for pid in processes(cluster.folder):
+            os.kill(pid, signal.SIGKILL)
+        cluster.controller = cluster.begin()
+        wait(lambda: len(events(cluster, "big", "launched")) == 2, 90, "the job to run again")
+        assert events(cluster, "big", "copies-gone") == [{"step": step, "snapshot_step": 0}]
+        assert events(cluster, "big", "launched")[-1]["resumed_step"] == 0
+
+
+def test_a_node_is_lost_for_good_and_the_controller_with_it(tmp_path: Path) -> None:
+    """The job ran on that node alone. What it starts from lies on the other, where another job has all devices; that
+    the first node never comes back keeps nobody waiting."""
+    with served(tmp_path, policy="fifo", devices=2) as cluster:
+        submitted(cluster, "lost", 2)
+        submitted(cluster, "other", 2)
+        node = cluster.rows()["lost"]["devices"][0].partition("/")[0]
+        cluster.agents[int(node[1:])].kill()
+        for pid in fork_servers_below(cluster.folder / node):
+            os.kill(pid, signal.SIGKILL)
+        wait(lambda: cluster.rows()["lost"]["state"] == "queued", 90, "the lease to run out")
+        step = cluster.rows()["lost"]["steps_done"]
+        assert step > 0
+        restart(cluster)
+        wait(lambda: events(cluster, "lost", "taken-back"), 90, "its copies to be found")
+        happened = cluster.ask("events", limit=10_000, newest=True)
+        arrived_s = next(event["at_s"] for event in reversed(happened) if event["kind"] == "node-arrived")
+        taken_s = next(
+            event["at_s"]
+            for event in reversed(happened)
+            if event["kind"] == "taken-back" and event["data"].get("copies")
+        )
+        assert taken_s - arrived_s < 20, "less than a lease"
+        assert cluster.rows()["other"]["state"] == "running"
+        cluster.ask("cancel", job="other")
+        wait(lambda: len(events(cluster, "lost", "launched")) == 2, 60, "the job to run again")
+        assert events(cluster, "lost", "launched")[-1]["resumed_step"] == step
+        cluster.ask("cancel", job="lost")
+        wait(lambda: not processes(cluster.folder), 30, "all processes to end, holders too")
+
+
+@pytest.mark.parametrize("change", ["UPDATE jobs SET state = 'cancelled'", "DELETE FROM jobs"])
+def test_holders_of_jobs_that_have_ended_or_that_nobody_knows_are_ended(tmp_path: Path, change: str) -> None:
+    with served(tmp_path, policy="fifo", devices=2) as cluster:
+        submitted(cluster, "big", 4)
+        strike(cluster, "big", "n0")
+        assert processes(cluster.folder)
+        cluster.kill_controller()
+        with closing(sqlite3.connect(cluster.home / "suika.db")) as database:
+            database.execute("PRAGMA foreign_keys = OFF")
+            database.execute(change)
+            database.commit()
+        cluster.controller = cluster.begin()
+        wait(lambda: not processes(cluster.folder), 60, "the holders to be ended")
+        wait(lambda: all(d["state"] == "free" for n in cluster.ask("nodes") for d in n["devices"]), 30, "free devices")

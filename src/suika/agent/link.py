@@ -20,9 +20,10 @@ Message = dict[str, Any]
 Frame = dict[str, Any]
 # Raised when frames or messages change. A controller serves agents down to OLDEST and asks each only what it knows, so
 # a cluster is upgraded controller first; an agent that is ahead of its controller is refused until that has followed.
-PROTOCOL, OLDEST = 3, 1
+PROTOCOL, OLDEST = 4, 1
 WITH_COMMANDS = 2  # since this one: commands, logs
 WITH_ROLL_CALL = 3  # since this one: many processes are asked for a sign of life at once
+# Since 4 nodes say how much memory they have.
 WINDOW = 256  # messages on their way: more wait until some of them have been acknowledged
 
 

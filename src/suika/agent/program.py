@@ -20,7 +20,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -38,11 +38,13 @@ from suika.agent.words import MOST_LOG_BYTES, MOST_LOGS
 from suika.core.cluster import Node
 from suika.runtime.gang import NOT_STARTED
 from suika.runtime.logs import logs_in, path_of, read
+from suika.runtime.rooms import NodeMemory
 
 PATH = "/v1/agents"
 _RETRY_S = (0.2, 5.0)  # first and longest wait between attempts
 _MAX_FRAME_BYTES = 4 << 20
 _BEATS_PER_LEASE = 6
+_WORTH_TELLING = 64  # a change of so small a part of the memory
 CLEAN_WAIT_S = 10.0  # how long a device may take to become idle after its process ended
 
 
@@ -51,7 +53,8 @@ class RefusedError(RuntimeError):
 
 
 class Agent:
-    """`run` until `stop`. `rules`: what is started; nothing else is, whatever the controller says."""
+    """`run` until `stop`. `rules`: what is started; nothing else is, whatever the controller says. `memory`: what the
+    node has of it now; None: it does not say, and keeps copies of its own jobs' state alone."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Agent:
         inventory: Inventory,
         ca: Path | None = None,
         rules: Rules | None = None,
+        memory: Callable[[], NodeMemory] | None = None,
     ) -> None:
         self._url = "ws" + url.removeprefix("http").rstrip("/") + PATH
         self._token = token
@@ -72,6 +76,8 @@ class Agent:
         self._inventory = inventory
         self._tls = ssl.create_default_context(cafile=str(ca) if ca else None) if url.startswith("https") else None
         self._rules = rules or Rules()
+        self._memory = memory
+        self._told_memory: NodeMemory | None = None
         self._incarnation = secrets.token_hex(8)
         self._controller: str | None = None
         self._lock = threading.Lock()  # of the three that follow
@@ -170,6 +176,7 @@ class Agent:
             self._wire.connect(lambda frame: connection.send(json.dumps(frame)), answer["received"])
         if anew:
             self._tell_dirty()
+            self._tell_memory(anew=True)
         return float(answer["lease_s"])
 
     def _serve(self, connection: ClientConnection, lease_s: float) -> None:
@@ -191,6 +198,7 @@ class Agent:
                 raise TimeoutError(f"the controller has been silent for {lease_s:.0f} s")
             if text is None or now - beaten_s > beat_s:
                 self._look_again()
+                self._tell_memory()
                 self._wire.beat()
                 beaten_s = now
             if self._forks_ended:
@@ -331,6 +339,16 @@ class Agent:
             dirty = self._told_dirty = self._dirty()
             said = {str(index): why for index, why in dirty.items()}
             self._wire.put({"event": "devices", "dirty": said}, newest_of="devices")
+
+    def _tell_memory(self, anew: bool = False) -> None:
+        """Again once it has changed enough to matter."""
+        if self._memory is None:
+            return
+        found, told = self._memory(), self._told_memory
+        least = found.total_bytes / _WORTH_TELLING
+        if anew or told is None or abs(found.available_bytes - told.available_bytes) > least:
+            self._told_memory = found
+            self._wire.put({"event": "memory", **asdict(found)}, newest_of="memory")
 
     def _note(self, text: str) -> None:
         print(f"suika agent {self.node.name}: {text}", file=sys.stderr, flush=True)

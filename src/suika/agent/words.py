@@ -76,6 +76,8 @@ def check_event(event: Message) -> bool:
                 _check({"process": process}, "alive", {"process": _TEXT})
         case "devices":
             _check_dirty(event.get("dirty"))
+        case "memory":
+            _check(event, "memory", dict.fromkeys(("total_bytes", "available_bytes", "limit_bytes"), _WHOLE))
         case "logs":
             _check_logs(event)
         case kind:
@@ -100,6 +102,8 @@ def _check_message(message: Message) -> bool:
     if say not in SAID:
         return False
     _check(message, say, SAID[say])
+    if say == "holding":
+        _check({"request": 0} | message, say, {"request": _WHOLE})  # older ones do not say which they answer
     if say == "sample":
         _check_sample(message["sample"])
     if say == "prepared" and message.get("mode", "keep") not in MODES:

@@ -22,6 +22,7 @@ from typing import Any
 from suika.core.cluster import Cluster
 from suika.runtime.logs import path_of
 from suika.runtime.messages import Channel, DisconnectedError, Message, connect
+from suika.runtime.rooms import FRACTION, NodeMemory, Rooms
 
 Listener = Callable[[Message], None]
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
@@ -50,6 +51,8 @@ class LocalBackend:
         self.cluster = cluster
         self.folder = folder
         self.logs = folder / "logs"
+        part = FRACTION / len(cluster.nodes)  # they share this machine's memory
+        self.rooms = Rooms(lambda: dict.fromkeys((node.name for node in cluster.nodes), NodeMemory.here(part)))
         self._socket = folder / "forkserver.sock"
         self._preload = tuple(preload)
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,9 @@ def agent(
     commands: Annotated[bool, typer.Option(help="Run rigid jobs: any command that a user submits.")] = True,
     log_size: Annotated[int, typer.Option(min=4096, help="Bytes of a file of a process's log.")] = 8 << 20,
     log_files: Annotated[int, typer.Option(min=2, help="Files of a process's log that are kept.")] = 4,
+    copies_memory: Annotated[
+        float, typer.Option(min=0, max=1, help="Part of the memory that copies of jobs' state may take.")
+    ] = 0.5,
     emulate: Annotated[str | None, typer.Option(help="Act out all nodes of this cluster: NODESxDEVICES:TYPE.")] = None,
     speedup: Annotated[float, typer.Option(help="With --emulate: emulated seconds per second, 1 to 60.")] = 1.0,
     times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times.")] = None,
@@ -53,6 +57,7 @@ def agent(
     from suika.agent.rules import TRAINER, Rules, User
     from suika.control.client import home as suika_home
     from suika.core.cluster import Node
+    from suika.runtime.rooms import NodeMemory
 
     require(join.startswith(("https://", "http://")), "join", join, "is not a URL", "write https://HOST:PORT")
     if user is None:
@@ -67,7 +72,8 @@ def agent(
     owner = User.named(user) if user is not None else None
     visible = inventory.visible
     rules = Rules(programs, commands, _address(address), visible, owner, log_size, log_files)
-    served = Agent(join, _token(token_file), node, folder, forks, inventory, ca, rules)
+    memory = partial(NodeMemory.here, copies_memory)
+    served = Agent(join, _token(token_file), node, folder, forks, inventory, ca, rules, memory)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: served.stop())
     try:

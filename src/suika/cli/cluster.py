@@ -16,7 +16,7 @@ from suika.cli.extras import need
 from suika.cli.inputs import read_cluster
 from suika.cli.output import Column, JsonOption, OutputOption, emit, emit_document, note
 from suika.core.errors import require
-from suika.core.words import parse_seconds
+from suika.core.words import parse_seconds, size
 
 START_WAIT_S, STOP_WAIT_S = 120.0, 60.0
 
@@ -26,6 +26,8 @@ NODE_COLUMNS = [
     Column("STATE", lambda row: row["drain"]["state"] if row["drain"] else "ready"),
     Column("DEVICES", lambda row: "  ".join(_device(device) for device in row["devices"])),
     Column("DEADLINE", lambda row: _clock_time((row["drain"] or {}).get("until_s"))),
+    Column("COPIES", lambda row: size(row["copies_bytes"]), wide=True),
+    Column("AT MOST", lambda row: size(row["copies_limit_bytes"]), wide=True),
     Column("LEFT", lambda row: ", ".join(left["name"] for left in (row["drain"] or {}).get("left", ())) or None),
 ]
 

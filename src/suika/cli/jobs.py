@@ -149,10 +149,20 @@ def describe(job: JobArgument, output: OutputOption = "table", json: JsonOption 
     if row["redeployments"]:
         print("\nMoves")
         emit(row, row["redeployments"], MOVE_COLUMNS, shown)
+    if copies := row.get("memory_copies"):
+        _show_copies(copies)
     for straggler in row.get("stragglers", ()):
         print(f"\n{straggler['device']} is slow: {straggler['times']:.1f} times as long as its peers")
     for failed in row["failed_moves"]:
         print(f"\nA move failed: {failed['error']}")
+
+
+def _show_copies(copies: Mapping[str, Any]) -> None:
+    """Of the state in memory: the newest, and what is not well."""
+    if copies["step"] is not None:
+        print(f"\nCopies in memory: step {copies['step']}, {size(copies['num_bytes'])} on {', '.join(copies['nodes'])}")
+    if copies["lacking"]:
+        print(f"\nCopies in memory: {copies['lacking']}")
 
 
 OTHER_COLUMNS = [

@@ -2,7 +2,8 @@
 
 The store says which jobs hold devices and in which generation; the nodes say which processes they have. A job is taken
 back once all its nodes are here. Until then, for one lease, it is left alone: its devices are held, no decision
-concerns it. A job whose nodes do not come in time, or come without a rank of it, is lost as if the rank had died.
+concerns it. A job whose nodes do not come in time, or come without a rank of it, is lost as if the rank had died. A job
+that waits to start again from copies in memory gets back the holders that have them (`copy_adoption.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from suika.control.agents import AgentHub
 from suika.control.controller import Controller
+from suika.control.copy_adoption import CopyAdoption
 from suika.control.launch import LocalLauncher
 from suika.control.roster import Roster
 from suika.control.store import StoreAwayError
@@ -78,7 +80,8 @@ class Adoption:
         self._wait_s = (hub.lease_s + _GRACE_S) * clock_speed
         self._roster, self._hub, self._launcher = roster, hub, launcher
         self._awaited: dict[str, float] = {}  # job -> until when
-        roster.keep = lambda process: ProcessName.parse(process).job_id in self._awaited
+        self._copies = CopyAdoption(controller, roster, hub, besides=self._awaited)
+        roster.keep = self._keeps
         roster.on_change = self.go_on
 
     def begin(self) -> None:
@@ -101,17 +104,33 @@ class Adoption:
                 state.give_up(set(held) - set(shown), until_s)
                 watch.run = self._launcher.run_again(job, self.controller.post)
                 self._awaited[job.id] = until_s
+            elif self._copies.has_state_of(job):
+                watch.run = self._launcher.run_again(job, self.controller.post)
+                self._copies.wait_for(job, until_s)
         later = threading.Timer(self._hub.lease_s + _GRACE_S + 1.0, lambda: self.controller.post(self.go_on))
         later.daemon = True
         later.start()
+
+    def _keeps(self, process: str) -> bool:
+        return ProcessName.parse(process).job_id in self._awaited or self._copies.keeps(process)
 
     def go_on(self) -> None:
         """Take back every job whose nodes are here; give up waiting for those whose time is over."""
         for job_id, until_s in list(self._awaited.items()):
             job = self.state.store.job(job_id)
-            complete = not self._roster.devices_away(_devices(job))
-            if complete or job.state not in HOLDS_DEVICES or self.state.clock() > until_s:
+            if self._is_ready(job) or job.state not in HOLDS_DEVICES or self.state.clock() > until_s:
                 self._take_back(job)
+        self._copies.go_on()
+
+    def _is_ready(self, job: Job) -> bool:
+        """Its nodes are here; and the whole cluster is, if it may have to start from copies that lie anywhere."""
+        if self._roster.devices_away(_devices(job)):
+            return False
+        if not job.spec.memory_copy_every_steps or self._roster.is_complete:
+            return True
+        assert job.plan is not None
+        ranks = {ProcessName.parse(process).device for process in self._roster.processes_of(job.id)}
+        return job.state is not JobState.STARTING and set(job.plan.devices) <= ranks
 
     @property
     def waits(self) -> bool:
@@ -119,12 +138,7 @@ class Adoption:
 
     def _take_back(self, job: Job) -> None:
         del self._awaited[job.id]
-        mine = {
-            process: pid
-            for processes in self._roster.found.values()
-            for process, pid in processes.items()
-            if ProcessName.parse(process).job_id == job.id
-        }
+        mine = self._roster.hand_over(job.id)
         watch = self.state.watch(job.id)
         watch.busy_until_s, run = 0.0, watch.run
         assert run is not None
@@ -156,6 +170,7 @@ class Adoption:
             job.steps_done,
             job.reason,
             snapshot,
+            self._copies.since(job),
             move,
             committed,
             leaving,

@@ -25,6 +25,7 @@ from suika.agent.words import check_event
 from suika.core.cluster import Node
 from suika.core.errors import SpecError, require
 from suika.runtime.gang import COMMAND_ENTRY, NOT_STARTED
+from suika.runtime.rooms import NodeMemory, Rooms
 
 LEASE_S = 60.0
 _TICK_S = 0.5
@@ -51,6 +52,7 @@ class Attached:
     unclaimed: dict[str, deque[Message]] = field(default_factory=dict)
     pings: dict[str, _Ping] = field(default_factory=dict)  # by process: the last one, unless it was answered
     asked: dict[int, _Question] = field(default_factory=dict)  # by the request's number
+    memory: NodeMemory | None = None  # what it said of it last; None: nothing
     mute_until_s: float = 0.0  # a question was not answered: none is asked until then
 
 
@@ -90,6 +92,7 @@ class AgentHub:
         self.identity = secrets.token_hex(8)
         self.lease_s = lease_s
         self.watcher = watcher
+        self.rooms = Rooms(self._memory)
         self._clock = clock
         self._lock = threading.RLock()
         self._nodes: dict[str, Attached] = {}
@@ -113,6 +116,10 @@ class AgentHub:
         """Nodes with a lease, and whether they are connected now."""
         with self._lock:
             return {name: attached.connection is not None for name, attached in self._nodes.items()}
+
+    def _memory(self) -> dict[str, NodeMemory | None]:
+        with self._lock:
+            return {name: attached.memory for name, attached in self._nodes.items()}
 
     # -- Processes ----------------------------------------------------------------------------------------------------
 
@@ -313,6 +320,9 @@ class AgentHub:
             return
         if event["event"] == "devices":
             self.watcher.dirty(attached.node.name, {int(index): why for index, why in event["dirty"].items()})
+            return
+        if event["event"] == "memory":
+            attached.memory = NodeMemory(*(event[f"{kind}_bytes"] for kind in ("total", "available", "limit")))
             return
         if event["event"] == "logs":
             attached.mute_until_s = 0.0  # late, but it answers

@@ -203,6 +203,7 @@ class Api:
             ],
             "estimate": self._estimate(found),
             "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
+            "memory_copies": None if found.state in ENDED else self.state.seen(found.id).copies,
         }
 
     def explain(self, job: str, show: Show = name_of) -> dict[str, Any]:
@@ -248,6 +249,7 @@ class Api:
             for device in watch.held:
                 users.setdefault(device, []).append(show(job))
         draining, down = self.state.store.draining(), dict(self.state.down)
+        copies, most = self.state.rooms.held_bytes(), self.state.rooms.limits()
         releasing = dict(self.state.releasing)
 
         def describe(device: Device) -> dict[str, Any]:
@@ -263,6 +265,8 @@ class Api:
                 "draining": node.name in draining,
                 "drain": self.controller.drains.row(node.name),
                 "devices": [describe(device) for device in node.devices],
+                "copies_bytes": copies.get(node.name, 0),  # of jobs' state, in its memory
+                "copies_limit_bytes": most.get(node.name),  # None: it is not here, or does not say
             }
             for node in self.state.cluster.nodes
         ]

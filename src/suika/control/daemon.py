@@ -82,6 +82,7 @@ class Daemon:
         self.controller.state.quotas = self.accounts.quotas()
         self.roster = Roster(self.controller, pricing, self.store)
         self.hub = AgentHub(self.roster, lease_s)
+        self.controller.state.keep_copies_in(self.hub.rooms)
         launcher.controller, launcher.processes, self.roster.hub = self.controller, self.hub, self.hub
         self.adoption = Adoption(self.controller, self.roster, self.hub, launcher, world.speedup)
         self.api = Api(self.controller, NodesShelf(self.hub))

@@ -36,6 +36,7 @@ from suika.reshard.state import JobShape
 from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
 from suika.runtime.events import Ended, JobEvent, Measured, Moving, Snapshotted, Started, StepDone
+from suika.runtime.rooms import FRACTION
 from suika.simulate.times import Models, measured
 
 
@@ -83,7 +84,8 @@ class Real:
         return AgentLauncher(folder)
 
     def agents(self, nodes: Sequence[Node]) -> Sequence[Agents]:
-        return [Agents(node.name, (node,), _options(node)) for node in nodes]
+        part = FRACTION / len(nodes)  # they share this machine's memory
+        return [Agents(node.name, (node,), (*_options(node), "--copies-memory", str(part))) for node in nodes]
 
 
 def _options(node: Node) -> tuple[str, ...]:

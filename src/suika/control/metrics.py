@@ -139,11 +139,14 @@ class _Gauges(Collector):
                 errors.add_metric([job_id], 1.0 / paces[-1] - 1.0)
         slow = GaugeMetricFamily("suika_slow_devices", "Devices that take longer than their peers in the same job")
         slow.add_metric([], sum(len(watch.stragglers.slow) for watch in list(state.watches.values())))
+        copies = GaugeMetricFamily("suika_copies_bytes", "Copies of jobs' state in memory", labels=["node"])
+        for node in nodes:
+            copies.add_metric([node["name"]], node["copies_bytes"])
         backend = GaugeMetricFamily("suika_backend_up", "1: brings up processes", labels=["backend"])
         for name, is_up in self._backends().items():
             backend.add_metric([name], is_up)
         return (
-            *(jobs, devices, build, errors, slow, backend),
+            *(jobs, devices, build, errors, slow, copies, backend),
             GaugeMetricFamily(
                 "suika_fragmentation_ratio",
                 "Free devices outside wholly free nodes / free devices",

@@ -13,6 +13,7 @@ from suika.core.decision import Reason, ReasonCode
 from suika.core.job import ENDED, Job, JobState
 from suika.core.redeployment import Phase, Redeployment
 from suika.runtime.events import (
+    Copied,
     Ended,
     JobEvent,
     Measured,
@@ -23,11 +24,14 @@ from suika.runtime.events import (
     Snapshotted,
     Started,
     StepDone,
+    Uncopied,
 )
 from suika.schedule.back_off import back_off_s
 
 MAX_RECOVERIES = 5  # without a new snapshot in between: then the job is given up
 DELIVERY_S = 1e6  # a job whose final checkpoint is being copied is left alone, however long it takes
+
+_OF_COPIES = ("generation", "step", "num_bytes", "nodes", "lacking")
 
 
 class Observer:
@@ -41,7 +45,7 @@ class Observer:
 
     def see(self, report: JobEvent) -> None:
         """What one report changes is written at once, or not at all. Steps are many, and change no record."""
-        with nullcontext() if isinstance(report, StepDone | Sampled) else self.state.store.together():
+        with nullcontext() if isinstance(report, StepDone | Sampled | Copied) else self.state.store.together():
             self._see(report)
 
     @singledispatchmethod
@@ -152,6 +156,18 @@ class Observer:
         if job.num_recoveries:
             state.store.put(job.update(num_recoveries=0))
         state.log("snapshot", job.id, step=report.step, stall_s=report.stall_s)
+
+    @_see.register
+    def _(self, report: Copied) -> None:
+        """As often as a job copies its state: seen, and not written down."""
+        self.state.watch(report.job_id).copies = {name: getattr(report, name) for name in _OF_COPIES}
+
+    @_see.register
+    def _(self, report: Uncopied) -> None:
+        """Training does not notice: say it for whoever runs the cluster."""
+        watch = self.state.watch(report.job_id)
+        watch.copies = {**(watch.copies or dict.fromkeys(_OF_COPIES)), "lacking": report.why}
+        self.state.log("not-copied", report.job_id, why=report.why)
 
     @_see.register
     def _(self, report: Ended) -> None:

@@ -61,10 +61,10 @@ class Roster(Watcher):
             self._grow(node)
         self.found[node.name] = {p: pid for p, pid in processes.items() if self.keep(p)}
         strangers = set(processes) - set(self.found[node.name])
-        self._strangers[node.name] = strangers
+        self._strangers[node.name] = set()
         self.state.log("node-arrived", node=node.name, kept=len(self.found[node.name]), killed=len(strangers))
         for process in strangers:
-            self._clean_up(node.name, process)
+            self.clean_up(node.name, process)
         self._show(node.name)
         self.on_change()
 
@@ -80,9 +80,10 @@ class Roster(Watcher):
             if watch.run is not None:
                 watch.run.cluster = cluster
 
-    def _clean_up(self, node: str, process: str) -> None:
+    def clean_up(self, node: str, process: str) -> None:
         """Kill a process of an earlier life; its node offers nothing until it is gone."""
         assert self.hub is not None
+        self._strangers.setdefault(node, set()).add(process)
 
         def hear(event: Message) -> None:
             if event["event"] == "exit":
@@ -121,6 +122,22 @@ class Roster(Watcher):
             elif state.down.get(device) == UNTIL_IT_RETURNS:
                 del state.down[device]
         state.changed = True
+
+    def processes_of(self, job_id: str) -> list[str]:
+        """Of the job, unclaimed, on the nodes that are here."""
+        found = (process for processes in self.found.values() for process in processes)
+        return [process for process in found if process.partition(".")[0] == job_id]
+
+    def hand_over(self, job_id: str) -> dict[str, int]:
+        """The same with their pids, from now on somebody else's."""
+        mine = set(self.processes_of(job_id))
+        taken = [(node, process) for node, processes in self.found.items() for process in mine & processes.keys()]
+        return {process: self.found[node].pop(process) for node, process in taken}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node of the cluster is here."""
+        return all(node.name in self.found for node in self.state.cluster.nodes)
 
     def devices_away(self, devices: tuple[Device, ...]) -> list[Device]:
         """Those of `devices` whose node is not here."""

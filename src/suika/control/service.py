@@ -54,6 +54,7 @@ class Service:
             time.time,
             listener=listener,
         )
+        self.controller.state.keep_copies_in(self.backend.rooms)
         self.api = Api(self.controller, FolderShelf(self.backend.logs))
         self._server: SocketServer | None = None
 

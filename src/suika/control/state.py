@@ -20,6 +20,7 @@ from suika.core.quota import Quota
 from suika.core.snapshot import JobView
 from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
+from suika.runtime.rooms import Rooms
 
 Clock = Callable[[], float]
 Run = JobRun | CommandRun
@@ -45,6 +46,7 @@ class Watch:
     failed_moves: int = 0
     snapshot: str | None = None  # the newest complete one
     launch_s: float = 2.0  # of its latest start
+    copies: Mapping[str, Any] | None = None  # in memory, the newest, and what is not well with them
 
     @property
     def step_s(self) -> float | None:
@@ -79,6 +81,7 @@ class State:
     quotas: Mapping[str, Quota] = field(default_factory=dict)  # by tenant; absent: borrows, no maximum
     changed: bool = True  # something happened that the policy should look at
     resting: dict[str, tuple[tuple[Any, ...], JobView]] = field(default_factory=dict)  # views that stay true, and why
+    rooms: Rooms = field(default_factory=lambda: Rooms(dict))  # of copies in nodes' memory
     learned: Learned = field(init=False)  # what running jobs have taught the estimator
 
     def __post_init__(self) -> None:
@@ -92,6 +95,10 @@ class State:
     def seen(self, job_id: str) -> Watch:
         """What is seen of a job, for other threads: the loop may be going through all watches right now."""
         return self.watches.get(job_id) or Watch()
+
+    def keep_copies_in(self, rooms: Rooms) -> None:
+        """Jobs' processes are on nodes with these; none is asked to keep copies while it is being emptied."""
+        self.rooms, rooms.avoided = rooms, self.store.draining
 
     def active(self) -> tuple[Job, ...]:
         return self.store.active()

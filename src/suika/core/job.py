@@ -107,7 +107,7 @@ class JobSpec(Strict):
     tenant: str = "default"
     layout: Layout | Literal["auto"] = "auto"
     snapshot_every_steps: Annotated[int, Field(ge=0)] = 20  # 0: only when asked for
-    # How often the state is also kept in the memory of the job's nodes, each part of it on two of them. 0: never.
+    # How often the state is also kept in nodes' memory, each part of it on two of them. 0: never.
     memory_copy_every_steps: Annotated[int, Field(ge=0)] = 0
     final_checkpoint: str | None = None  # a folder that is made once all steps are done
     command: tuple[str, ...] = ()  # a rigid job: this, once per device, with the environment variables of torchrun

@@ -3,6 +3,7 @@
 What the ranks do is theirs and goes on; what their old coordinator was in the midst of is settled by the owner's
 record. A move whose commit is on record goes forward, any other one back, at whatever point it was: until a verdict
 comes the ranks wait with both generations intact. A start that was not on record as done is begun anew by the owner.
+Of a job that waits there may be holders, whose copies it was to start from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from suika.core.plan import Plan
 from suika.core.redeployment import Phase, Redeployment
 from suika.runtime import setup
 from suika.runtime.coordinator import JobRun
+from suika.runtime.copysets import Lineage
 from suika.runtime.events import Moving, Outcome, Released
 from suika.runtime.gang import DiedError, Member
 from suika.runtime.messages import Message
@@ -45,13 +47,15 @@ class ProcessName(NamedTuple):
 @dataclass(frozen=True)
 class OnRecord:
     """What the owner knows of the job. `move`: (target, its generation) of one that was in flight; `committed`: it is
-    on record as committed, and `plan` and `generation` are the new ones."""
+    on record as committed, and `plan` and `generation` are the new ones. `since`: the generation in which the job was
+    last started, before which no copy in memory is of its present history."""
 
     plan: Plan
     generation: int
     step: int
     reason: Reason
     snapshot: tuple[str, int] | None = None
+    since: int = 0
     move: tuple[Plan, int] | None = None
     committed: bool = False
     leaving: Outcome | None = None  # all was saved and the ranks were being let go: one that is gone is no loss
@@ -68,9 +72,46 @@ def take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Cl
     return run.command(lambda: _take_back(run, record, found, claim))
 
 
+def take_back_copies(
+    run: JobRun, lineage: Lineage, snapshot: tuple[str, int] | None, found: Mapping[str, str], claim: Claim, last: bool
+) -> Future[str | None]:
+    """Make holders `found` (process -> node) those of the fresh `run` of a job that waits to start again from what they
+    have. Resolves with the name of copies of its state that can be had whole, all of `lineage`; None: not from these.
+    `last`: no more will come; if they do not suffice they are ended."""
+
+    def take() -> str | None:
+        run.keeper.newest = snapshot or (None, 0)
+        run.step = lineage.step or 0
+        run.copies.take_back(found, lineage)
+        for process in found:
+            claim(process, run.gang.post)
+        if found:
+            run.copies.welcome()
+        best = run.copies.best_known()
+        if best is None and last:
+            run.copies.end()
+        return best.name if best is not None else None
+
+    return run.command(take)
+
+
+def join_copies(run: JobRun, found: Mapping[str, str], claim: Claim) -> Future[None]:
+    """Give `run`, which has been taken back, holders whose node came later than the others."""
+
+    def join() -> None:
+        run.copies.take_back(found)
+        for process in found:
+            claim(process, run.gang.post)
+        run.copies.welcome()
+
+    return run.command(join)
+
+
 def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
     run.orders.taking_back = False
     members = _members(run, found)
+    holders = {process: node for process in found if (node := ProcessName.parse(process).held_on) is not None}
+    run.copies.take_back(holders, Lineage(record.since, step=None if record.started else record.step))
     run.adopt(record.plan, record.generation, {d: m for d, m in members.items() if d in record.plan.devices})
     run.step = record.step
     if record.snapshot is not None:
@@ -104,7 +145,6 @@ def _members(run: JobRun, found: Mapping[str, int]) -> dict[Device, Member]:
     for process, pid in found.items():
         _, device, held_on = ProcessName.parse(process)
         if held_on is not None:
-            run.copies.take_back(process, held_on)
             continue
         member = run.gang.members[process] = Member(process, device, time.monotonic(), pid=pid)
         if device is not None:

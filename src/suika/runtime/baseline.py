@@ -23,6 +23,7 @@ from suika.runtime.coordinator import PROGRAM, JobRun
 from suika.runtime.events import Ended, JobEvent, StepDone
 from suika.runtime.gang import Limits
 from suika.runtime.messages import Message, Processes
+from suika.runtime.rooms import Rooms
 from suika.runtime.timing import STEPS_FOR_A_MEDIAN, StepTimes, pause_s
 
 Medium = Literal["memory", "disk"]
@@ -122,6 +123,7 @@ class ColdProcesses:
 
     def __init__(self, make: Callable[[], Machine]) -> None:
         self._make = make
+        self.rooms = Rooms(dict)  # these jobs keep no copies
         self._machines: dict[str, Machine] = {}
         self._starting = ThreadPoolExecutor(thread_name_prefix="cold-start", max_workers=64)
 

@@ -25,7 +25,8 @@ from suika.core.plan import Plan
 from suika.core.redeployment import Mode, Redeployment
 from suika.core.sample import StepSample
 from suika.reshard.predict import pace_of
-from suika.runtime import copies, outside, setup, timing
+from suika.runtime import copysets, outside, setup, timing
+from suika.runtime.copies import Copies
 from suika.runtime.events import (
     AllStepsDoneError,
     Ended,
@@ -95,7 +96,7 @@ class JobRun:
         }
         self.gang = Gang(job_id, processes, self._hear, self.limits)
         self.keeper = SnapshotKeeper(self.gang)
-        self.copies = copies.Copies(job_id, spec, processes, self.gang, on_event)
+        self.copies = Copies(job_id, spec, processes, self.gang, on_event)
         self.gang.hear_other = self.copies.hear
         self._store: Member | None = None
         self._token = secrets.token_hex(16)
@@ -245,13 +246,15 @@ class JobRun:
         self.gang.gather("ready", 0, self.ranks.values(), limits.launch_s, self.check)
         order = {"generation": generation, "plan": plan.to_dict(), "store": store, "snapshot": snapshot}
         self.gang.tell(self.ranks.values(), "start", recall=recall, **order)
+        source = None
         if recall is not None:
             fell_back = self._recall(generation, snapshot)
+            source = (recall["generation"], recall["step"]) if fell_back is None else None
         running = self.gang.gather("running", generation, self.ranks.values(), limits.build_s, self.check)
         self.step = running[0]["step"]
-        if snapshot is not None and (recall is None or fell_back is not None):
+        if snapshot is not None and source is None:
             self.keeper.newest = (snapshot, self.step)
-        self.copies.begin(self.step)
+        self.copies.begin(generation, self.step, source)
         self._await_first_step()
         launch_s = time.monotonic() - began_s
         self.emit(Started(self.job_id, generation, running[0]["step"], launch_s, plan.devices, fell_back))
@@ -260,7 +263,7 @@ class JobRun:
     def _source(self, snapshot: str | None) -> tuple[dict[str, Any] | None, str | None, str | None]:
         """Where the state comes from: copies in memory or None, the snapshot on disk (behind copies: to fall back on)
         or None, and why copies that were named are not taken."""
-        if not copies.is_name(snapshot):
+        if not copysets.is_name(snapshot):
             return None, snapshot, None
         found, on_disk = self.copies.best(), self.keeper.newest[0]
         if found is None:

@@ -16,7 +16,7 @@ from suika.runtime.dcp_plan import piece_view
 from suika.runtime.generation import Generation, RankJob
 from suika.runtime.holder import room
 from suika.runtime.messages import Message
-from suika.runtime.pieces import Share, next_nodes, shares
+from suika.runtime.pieces import Share, shares
 
 Say = Callable[..., None]
 _HAND_OVER_S = 10.0
@@ -83,10 +83,11 @@ class Copier:
                 self._prepared = prepared
 
     def _header(self, order: Message, live: Generation, step: int, share: Share) -> dict[str, Any]:
-        """What the holder must know. The first rank's share says what the whole is: plan and records."""
+        """What the holder must know. On each node one share says what the whole is: plan and records."""
         here, holders = self._job.device.node, order["holders"]
-        after = next_nodes(live.plan).get(here)
-        meta = {"plan": live.plan.to_dict(), "records": live.program.records()} if live.rank == 0 else {}
+        after = order["keepers"].get(here)
+        first = next(rank for rank, device in enumerate(live.plan.devices) if device.node == here)
+        meta = {"plan": live.plan.to_dict(), "records": live.program.records()} if live.rank == first else {}
         return {
             "generation": live.number,
             "step": step,

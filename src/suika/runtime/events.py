@@ -88,11 +88,21 @@ class Snapshotted(JobEvent):
 
 @dataclass(frozen=True)
 class Copied(JobEvent):
-    """A copy of the state is complete in memory, each part of it on two of the job's nodes if it has several."""
+    """A copy of the state is complete in memory, each part of it on two nodes. `lacking`: why some of it is not."""
 
     step: int
     num_bytes: int  # on all nodes together
     stall_s: float
+    nodes: tuple[str, ...] = ()  # where it lies
+    lacking: str | None = None
+
+
+@dataclass(frozen=True)
+class Uncopied(JobEvent):
+    """From now on copies in memory are not made, or not on two nodes: `why`. Training does not notice. Told again only
+    after a copy was well, or when it is another kind of trouble."""
+
+    why: str
 
 
 @dataclass(frozen=True)

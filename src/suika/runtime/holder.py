@@ -1,7 +1,7 @@
 """A node's holder: the process that keeps copies of a job's state in memory, beyond the death of those who made them.
 
 A rank hands its share of a step over as a memfd: nothing is copied, and from then on the memory is the holder's. It
-sums the share up, piece by piece, and sends what lives on no other node to the holder of the next one, which checks the
+sums the share up, piece by piece, and sends what lives on no other node to the holder of another one, which checks the
 sums. Whoever starts the job again reads pieces from any holder, with their sums. A holder knows nothing of tensors. It
 works at low priority: what it takes from training is what nobody else wanted. Whoever cannot say its token, which it
 tells its coordinator alone, is not served.
@@ -88,7 +88,7 @@ class Holder:
         """Open both doors, and say where they are."""
         for listener, answer in ((self._tcp, self._answer), (self._near, self._take_over)):
             threading.Thread(target=_accept, args=(listener, answer), daemon=True).start()
-        self._say("holding", generation=0, num_bytes=self.num_bytes, **self.address)
+        self._say_how_much()
 
     def close(self) -> None:
         for listener in (self._tcp, self._near):
@@ -109,13 +109,20 @@ class Holder:
                     known = list(self._held.values())
                 for held in known:
                     self._say("held", **held.said)
-                self._say("holding", generation=0, num_bytes=self.num_bytes, **self.address)
+                self._say_how_much(order.get("request", 0))
 
     def _drop(self, before: tuple[int, ...], sets: list[tuple[int, ...]]) -> None:
         with self._lock:
             self._dropped = max(self._dropped, (before[0], before[1]))
-            for key in [k for k in self._held if k[:2] < before or k[:2] in sets]:
+            gone = [k for k in self._held if k[:2] < before or k[:2] in sets]
+            for key in gone:
                 del self._held[key]
+        if gone:
+            self._say_how_much()
+
+    def _say_how_much(self, request: int = 0) -> None:
+        """`request`: the number of the report that this ends."""
+        self._say("holding", generation=0, num_bytes=self.num_bytes, request=request, **self.address)
 
     # -- a rank of this node hands over -------------------------------------------------------------------------------
 
@@ -135,14 +142,13 @@ class Holder:
             self._fail(key, error)
 
     def _send_on(self, key: Key, memory: torch.Tensor, header: Header, sums: list[int]) -> None:
-        """Send the pieces that have no owner on another node to the next node's holder."""
+        """Send the pieces that have no owner on another node to the holder that keeps them a second time."""
         span, peer, num = memfd.span_of(memory), header["next"], header["alone"]
         assert span is not None
         more = {
             "do": "copy",
             "token": peer["token"],
             "num_bytes": header["alone_bytes"],
-            "meta": {},
             "sums": sums[:num],
         }
         cut = {name: header[name][:num] for name in ("offsets", "sizes")}
@@ -152,7 +158,7 @@ class Holder:
             frames.send_file(line, span.fd, 0, header["alone_bytes"])
             answer, _ = frames.receive(line)
         if "error" in answer:
-            raise RuntimeError(f"the holder of the next node says: {answer['error']}")
+            raise RuntimeError(f"the holder at {peer['host']}:{peer['port']} says: {answer['error']}")
 
     # -- other holders send, and ranks that start read ----------------------------------------------------------------
 
@@ -199,6 +205,7 @@ class Holder:
                 return  # it comes late: a newer set is complete
             self._held[key] = held
         self._say("held", **said)
+        self._say_how_much()
 
     def _fail(self, key: Key, error: Exception) -> None:
         self._say("unheld", error=f"{type(error).__name__}: {error}", **key._asdict())

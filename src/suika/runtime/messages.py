@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from suika.runtime.rooms import Rooms
+
 Message = dict[str, Any]
 
 
@@ -116,11 +118,14 @@ def _encode(message: Mapping[str, Any]) -> bytes:
 
 
 class Processes(Protocol):
-    """What a job's coordinator needs of the machines that its processes run on. `LocalBackend` is one.
+    """What a job's coordinator needs of the machines that its processes run on. `LocalBackend` is one. `rooms`: what
+    copies in memory may take of them.
 
     `listener` is called on the backend's own thread with `{"event": "forked" | "message" | "exit", "process", ...}`,
     in the order in which things happened; an exit comes last and exactly once, with `code` as `subprocess` gives it.
     """
+
+    rooms: Rooms
 
     def spawn(
         self, process: str, node: str, entry: str, launch: Mapping[str, Any], listener: Callable[[Message], None]

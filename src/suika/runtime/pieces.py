@@ -71,7 +71,7 @@ def pieces(shape: JobShape, plan: Plan) -> tuple[tuple[Piece, ...], ...]:
 @dataclass(frozen=True)
 class Share:
     """What one rank gives for a copy in memory, laid out one piece after the other. The first `num_alone` pieces have
-    no owner on any other node, so that their bytes, [0, `alone_bytes`), are copied to the next one."""
+    no owner on any other node, so that their bytes, [0, `alone_bytes`), are sent on to one."""
 
     pieces: tuple[Piece, ...]
     num_alone: int
@@ -95,8 +95,8 @@ class Share:
 
 @lru_cache(maxsize=4)
 def shares(shape: JobShape, plan: Plan) -> tuple[Share, ...]:
-    """Each rank's share of a copy in memory, by which every element comes to lie on two nodes: on those of two of its
-    owners, where replicas live on several nodes, else on its owner's node and on the next one."""
+    """Each rank's share of a copy in memory. With what is sent on every element lies on two nodes: on those of two of
+    its owners, where replicas live on several nodes, else on its owner's node and on the one that keeps its copies."""
     num_ranks = plan.layout.num_ranks
     alone: list[list[Piece]] = [[] for _ in range(num_ranks)]
     shared: list[list[Piece]] = [[] for _ in range(num_ranks)]
@@ -117,19 +117,13 @@ def shares(shape: JobShape, plan: Plan) -> tuple[Share, ...]:
     )
 
 
-def next_nodes(plan: Plan) -> dict[str, str]:
-    """Each node of the plan -> the one that keeps copies of it; empty for a job on one node."""
-    nodes = list(dict.fromkeys(device.node for device in plan.devices))
-    return dict(zip(nodes, (*nodes[1:], nodes[0]), strict=True)) if len(nodes) > 1 else {}
-
-
-def node_bytes(shape: JobShape, plan: Plan) -> dict[str, int]:
-    """What one copy of the state takes on each node. Two stand side by side while the newer one is being made."""
-    after, total = next_nodes(plan), dict.fromkeys((device.node for device in plan.devices), 0)
+def own_bytes(shape: JobShape, plan: Plan) -> dict[str, tuple[int, int]]:
+    """Node of the plan -> what one set of copies takes on it of its own ranks' shares, and how much of that lies on no
+    other node."""
+    total = dict.fromkeys((device.node for device in plan.devices), (0, 0))
     for device, share in zip(plan.devices, shares(shape, plan), strict=True):
-        total[device.node] += share.num_bytes
-        if after:
-            total[after[device.node]] += share.alone_bytes
+        own, alone = total[device.node]
+        total[device.node] = own + share.num_bytes, alone + share.alone_bytes
     return total
 
 
