@@ -303,7 +303,8 @@ class DurableConformance(StoreConformance):
     def test_an_earlier_controller_writes_nothing(self, url: str) -> None:
         from suika.control.accounts import Accounts
         from suika.control.auth import Role
-        from suika.control.database import DatabaseStore, FencedError
+        from suika.control.database import DatabaseStore
+        from suika.control.writer import FencedError
         from suika.core.quota import Quota
 
         fenced: list[bool] = []

@@ -20,7 +20,7 @@ from suika.control import agent_door
 from suika.control.accounts import Accounts
 from suika.control.agents import AgentHub
 from suika.control.auth import Role
-from suika.control.database import open_engine
+from suika.control.engines import open_engine
 from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor
 

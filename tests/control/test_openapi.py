@@ -17,7 +17,7 @@ from world import World
 
 from suika.control.accounts import Accounts
 from suika.control.auth import Role
-from suika.control.database import open_engine
+from suika.control.engines import open_engine
 from suika.control.migrate import migrate
 from suika.control.rest import make_app
 

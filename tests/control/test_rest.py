@@ -19,7 +19,7 @@ from suika.control.accounts import Accounts
 from suika.control.agents import UnreachableError
 from suika.control.auth import Role
 from suika.control.boundary import MAX_BODY_BYTES
-from suika.control.database import open_engine
+from suika.control.engines import open_engine
 from suika.control.joblogs import JobLogs, _cursor
 from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor

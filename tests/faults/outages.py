@@ -17,7 +17,7 @@ from suika.control.accounts import Accounts
 from suika.control.agent_door import install_agents
 from suika.control.agents import AgentHub, Watcher
 from suika.control.auth import Role
-from suika.control.database import open_engine
+from suika.control.engines import open_engine
 from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor
 from suika.runtime.coordinator import JobRun

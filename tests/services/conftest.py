@@ -29,7 +29,7 @@ def new_database(postgres_url: str):
     """A function that makes an empty database and gives its URL."""
     from sqlalchemy import text
 
-    from suika.control.database import open_engine
+    from suika.control.engines import open_engine
 
     def make() -> str:
         name = f"suika_{next(_number)}"

@@ -10,7 +10,8 @@ import pytest
 from conformance import DurableConformance, running
 
 from suika.control.backup import backup, restore
-from suika.control.database import DatabaseStore, FencedError
+from suika.control.database import DatabaseStore
+from suika.control.writer import FencedError
 
 pytestmark = pytest.mark.service
 

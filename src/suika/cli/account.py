@@ -64,7 +64,7 @@ def remove(name: NameArgument, database: DatabaseOption = None) -> None:
 
 def _accounts(database: str | None) -> Accounts:
     from suika.control.accounts import Accounts
-    from suika.control.database import open_engine
+    from suika.control.engines import open_engine
     from suika.control.migrate import migrate
 
     engine = open_engine(database_url(database))

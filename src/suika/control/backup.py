@@ -15,7 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Table, func, inspect, select
 
 from suika.control import tables
-from suika.control.database import open_engine
+from suika.control.engines import open_engine
 from suika.control.migrate import latest, migrate
 from suika.core.errors import require
 
