@@ -1,9 +1,12 @@
 #!/bin/sh
-# Installs what `make test-services` needs and the machine lacks: a PostgreSQL server (Debian, Ubuntu).
+# Installs what `make test-services` needs and the machine lacks (Debian, Ubuntu): a PostgreSQL server, container runtimes.
 set -eu
-if ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
-    exit 0
-fi
+wanted=""
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || wanted="postgresql"
+command -v bwrap >/dev/null || wanted="$wanted bubblewrap"
+command -v podman >/dev/null || wanted="$wanted podman"
+PATH="$PATH:/usr/sbin" command -v runc >/dev/null || wanted="$wanted runc"
+[ -n "$wanted" ] || exit 0
 sudo=""
 [ "$(id -u)" = 0 ] || sudo="sudo"
 export DEBIAN_FRONTEND=noninteractive
@@ -12,4 +15,5 @@ $sudo apt-get update -qq
 $sudo mkdir -p /etc/postgresql-common
 [ -e /etc/postgresql-common/createcluster.conf ] ||
     echo "create_main_cluster = false" | $sudo tee /etc/postgresql-common/createcluster.conf >/dev/null
-$sudo apt-get install -y -qq --no-install-recommends postgresql >/dev/null
+# shellcheck disable=SC2086  # words
+$sudo apt-get install -y -qq --no-install-recommends $wanted >/dev/null

@@ -22,16 +22,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from suika.core.environment import ENV_ITEM, Environment
-from suika.runtime.forkserver import adopt_orphans, children, die_with_parent
+from suika.core.environment import Environment
+from suika.runtime import container
+from suika.runtime.descendants import adopt_orphans, collect_orphans, die_with_parent, end_children, outlive_parent
 from suika.runtime.gang import NOT_STARTED
 from suika.runtime.messages import Channel, DisconnectedError, Message
 
 HOST = "127.0.0.1"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_END_WAIT_S = 5.0
 _TAIL_BYTES = 2000  # of what a set-up command printed: its failure is told with that
-_LOOK_EVERY_S = 3.0  # for orphans of the program that have ended: nobody else collects them
 _SIOCGIFADDR = 0x8915
 NOT_FOUND = 127  # exit code, as shells have it
 
@@ -40,12 +39,14 @@ def main(channel: Channel, launch: Mapping[str, Any]) -> None:
     """Entry of the rank's process, called in the fork."""
     os.set_blocking(channel.fileno(), False)
     adopt_orphans()
+    outlive_parent()  # the line tells of its end; then there is time to end what left the program's group
+    shepherd = Shepherd(channel, launch)
     try:
-        Shepherd(channel, launch).run()
+        shepherd.run()
     except DisconnectedError:
         pass  # the fork server is gone
     finally:
-        end_children()
+        shepherd.end()
 
 
 class Shepherd:
@@ -57,39 +58,51 @@ class Shepherd:
         self._command: Sequence[str] = launch["command"]
         self._environment = Environment.model_validate(launch["environment"])
         self._visible: str = launch.get("visible", "")  # variable that names the devices a process may use
+        self._mute, _ = socket.socketpair()  # what containers hand on when they run no rank; nobody speaks there
         self._port = _reserve(launch.get("address") or HOST)
         self._interface = interface_of(launch.get("address") or "")
         self._child: subprocess.Popen[bytes] | None = None
         self._what = ""  # is running: set-up or command
         self._tail = b""  # what a set-up command printed last
         self._kill_at_s: float | None = None  # the grace ends
+        self._overdue = self._over = False  # the grace has ended; the fork server wants the end
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         self._selector.register(self._channel, selectors.EVENT_READ, None)
+        if self._environment.container:
+            self._selector.register(container.end_requests(), selectors.EVENT_READ, self._give_up)
         host, port = self._port.getsockname()[:2]
         self._say("place", host=host, port=port)
-        while True:
-            left_s = _LOOK_EVERY_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
-            for key, _ in self._selector.select(min(max(left_s, 0.0), _LOOK_EVERY_S)):
+        while not self._over:
+            left_s = container.LOOK_EVERY_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
+            for key, _ in self._selector.select(min(max(left_s, 0.0), container.LOOK_EVERY_S)):
                 if key.data is not None and key.fd in self._selector.get_map():  # not ended in this very round
                     key.data(key.fd)
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
-                self._kill_at_s = None
-                end_children(collect=False)
+                self._kill()
             for message in self._channel.arrived():
                 if message["do"] == "exit":
                     return
                 self._obey(message)
             self._channel.flush()
-            self._collect_orphans()
+            collect_orphans(self._child.pid if self._child is not None else None)
 
-    def _collect_orphans(self) -> None:
-        """What the program left to itself is our child; ended, it would stay a zombie until the program ends."""
-        for pid in children():
-            if self._child is None or pid != self._child.pid:
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+    def end(self) -> None:
+        """End whatever is there."""
+        container.end() if self._environment.container else end_children()
+
+    def _give_up(self, asked: int) -> None:
+        self._over = True
+
+    def _kill(self) -> None:
+        """The grace is over. A container's runtime is killed too if it does not end once nothing runs inside."""
+        if self._environment.container and not self._overdue and container.kill_inside():
+            self._kill_at_s = time.monotonic() + container.TIDY_S
+        else:
+            self._kill_at_s = None
+            end_children(collect=False)
+        self._overdue = True
 
     def _obey(self, message: Message) -> None:
         match message["do"]:
@@ -99,10 +112,17 @@ class Shepherd:
                 self._start("set-up", self._environment.setup, message["variables"])
             case "start":
                 self._start("command", self._command, message["variables"])
-            case "signal" if self._child is not None and self._kill_at_s is None:
+            case "signal" if self._child is not None and self._kill_at_s is None and not self._overdue:
                 self._kill_at_s = time.monotonic() + message["grace_s"]
-                with suppress(ProcessLookupError):  # its first process alone: it knows what to do with the others
-                    os.kill(self._child.pid, signal.Signals[message["signal"]])
+                self._signal(self._child.pid, signal.Signals[message["signal"]])
+
+    def _signal(self, pid: int, number: int) -> None:
+        """To its first process alone: that knows what to do with the others."""
+        if self._environment.container:
+            container.signal_inside(pid, number)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _start(self, what: str, command: Sequence[str], given: Mapping[str, str]) -> None:
         inside = self._environment
@@ -113,7 +133,10 @@ class Shepherd:
         if self._interface:  # gloo and NCCL would go by the host's name
             for library in ("GLOO", "NCCL"):
                 variables.setdefault(f"{library}_SOCKET_IFNAME", self._interface)
-        argv, workdir = command_line(inside, command, variables), inside.workdir or variables["HOME"]
+        argv, workdir = (
+            container.command_line(inside.container, command, variables),
+            inside.workdir or variables["HOME"],
+        )
         try:
             _check_places(inside, workdir)
             self._child = subprocess.Popen(
@@ -124,7 +147,8 @@ class Shepherd:
                 stdout=subprocess.PIPE if what == "set-up" else None,
                 stderr=subprocess.STDOUT if what == "set-up" else None,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # this process has one thread
+                pass_fds=(container.LINE,) if inside.container else (),
+                preexec_fn=self._prepare,  # this process has one thread
             )
         except FileNotFoundError as error:
             self._say("no-start", error=f"{error.filename}: {error.strerror}", code=NOT_FOUND)
@@ -139,6 +163,12 @@ class Shepherd:
                 self._selector.register(self._child.stdout, selectors.EVENT_READ, self._pass_on)
             if what == "command":
                 self._say("running", step=0)
+
+    def _prepare(self) -> None:
+        """In the child, before it executes anything."""
+        die_with_parent()
+        if self._environment.container:
+            container.hand_on(self._mute)
 
     def _pass_on(self, output: int) -> bool:
         """Log what a set-up command printed, and keep its last lines. False: there is no more now."""
@@ -159,7 +189,7 @@ class Shepherd:
         child, self._child, self._kill_at_s = self._child, None, None
         assert child is not None
         code = child.wait()
-        end_children()
+        self.end()
         if child.stdout is not None:
             while child.stdout.fileno() in self._selector.get_map() and self._pass_on(child.stdout.fileno()):
                 pass
@@ -167,7 +197,7 @@ class Shepherd:
                 self._selector.unregister(child.stdout)
             child.stdout.close()
         if self._what == "command":
-            self._say("exited", code=code)
+            self._say("exited", code=-signal.SIGKILL if self._overdue else code)
         elif code == 0:
             self._say("set-up")
         else:
@@ -197,33 +227,6 @@ def base_variables(environment: Environment) -> dict[str, str]:
     path = _PATH if environment.venv is None else f"{environment.venv}/bin:{_PATH}"
     found = {"PATH": path, "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **who}
     return found if environment.venv is None else found | {"VIRTUAL_ENV": environment.venv}
-
-
-def command_line(environment: Environment, command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """The container's start, if there is one, then the command. Values stay out of it: others can read it."""
-    start: list[str] = []
-    for word in environment.container:
-        # Who and where are the container's own.
-        own = sorted(set(variables) - {"HOME", "PATH", "USER", "LOGNAME", "SHELL"})
-        start += [f"--env={name}" for name in own] if word == ENV_ITEM else [word]
-    return [*start, *command]
-
-
-def end_children(collect: bool = True) -> None:
-    """SIGKILL all descendants, those that left their group or session too: they are our children as soon as their
-    parents are gone. Without `collect` the direct ones are left to be waited for."""
-    deadline = time.monotonic() + _END_WAIT_S
-    while (pids := children()) and time.monotonic() < deadline:
-        for pid in pids:
-            for kill in (os.killpg, os.kill):
-                with suppress(ProcessLookupError, PermissionError):
-                    kill(pid, signal.SIGKILL)
-        if not collect:
-            return
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.005)
 
 
 def interface_of(address: str) -> str | None:

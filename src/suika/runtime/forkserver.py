@@ -29,6 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from suika.runtime import container
+from suika.runtime.descendants import adopt_orphans, children, die_with_parent, kill_group
 from suika.runtime.gang import NOT_STARTED
 from suika.runtime.logs import RotatingLog, prune
 from suika.runtime.messages import Channel, DisconnectedError, Message, listen
@@ -50,7 +52,7 @@ WITHOUT_TORCH = ("suika.runtime.command",)
 OWNER_WAIT_S = 60.0  # a server that nobody connects to ends itself
 REAP_WAIT_S = 10.0
 _READ_BYTES, _MOST_READS = 1 << 16, 64  # of a log's pipe; what a child printed last is at most a pipe full
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_PR_SET_DUMPABLE = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -64,6 +66,8 @@ class Forked:
     printed: int
     log: RotatingLog | None
     outage_s: float | None = None  # it must not outlive the contact to its controller by more
+    is_keeper: bool = False  # it stands before a container, which it ends in order when it is asked to
+    kill_at_s: float | None = None  # then it has had its time for that
 
 
 class ForkServer:
@@ -92,7 +96,7 @@ class ForkServer:
         try:
             while True:
                 self._watch_outgoing()
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(self._kill_overdue()):
                     key.data()
         except DisconnectedError:
             pass
@@ -133,7 +137,25 @@ class ForkServer:
                     self._to_child(child, order["message"])
             case "kill":
                 if child := self._by_name.get(order["process"]):
-                    kill_group(child.pid)
+                    self._end(child)
+
+    def _end(self, child: Forked) -> None:
+        """At once, but for a container: its runtime is given a moment to put its own records in order."""
+        if not child.is_keeper:
+            kill_group(child.pid)
+        elif child.kill_at_s is None:
+            child.kill_at_s = time.monotonic() + container.END_WAIT_S
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, container.END)
+
+    def _kill_overdue(self) -> float | None:
+        """Kill keepers that were asked to end and are still there. Seconds until the next one is due, if any."""
+        asked = [child for child in self._by_name.values() if child.kill_at_s is not None]
+        now = time.monotonic()
+        for child in asked:
+            if child.kill_at_s is not None and now >= child.kill_at_s:
+                kill_group(child.pid)
+        return max(min(child.kill_at_s or now for child in asked) - now, 0.05) if asked else None
 
     def _fork(self, order: Message) -> None:
         assert _num_threads() == 1, f"the fork server has {_num_threads()} threads: forking would be unsafe"
@@ -150,7 +172,9 @@ class ForkServer:
         with suppress(OSError):
             os.setpgid(pid, pid)  # the child does it too: whoever comes first, a kill reaches its group
         ours.setblocking(False)
-        child = Forked(order["process"], pid, Channel(ours), printed, log, order["launch"].get("outage_s"))
+        launch = order["launch"]
+        is_keeper = bool(launch.get("environment", {}).get("container"))
+        child = Forked(order["process"], pid, Channel(ours), printed, log, launch.get("outage_s"), is_keeper)
         self._by_name[child.name] = self._by_pid[pid] = child
         self._listened.add(child.channel)
         self._selector.register(child.channel, selectors.EVENT_READ, lambda: self._relay(child))
@@ -171,6 +195,8 @@ class ForkServer:
                 os.close(fd)
             raise
         if pid == 0:
+            ours.close()  # or it would never hear that the server is gone
+            os.close(printed)
             self._become(order, theirs, prints, log)
         theirs.close()
         os.close(prints)
@@ -297,12 +323,14 @@ class ForkServer:
 
     def _kill_everything(self) -> None:
         deadline = time.monotonic() + REAP_WAIT_S
-        for pid in list(self._by_pid):
-            kill_group(pid)
+        for child in self._by_pid.values():
+            self._end(child)
         while children() and time.monotonic() < deadline:
+            self._kill_overdue()
             for pid, _ in _ended():
                 self._by_pid.pop(pid, None)
             self._by_pid = {pid: child for pid, child in self._by_pid.items() if pid in children()}
+            self._by_name = {child.name: child for child in self._by_pid.values()}
             self._kill_orphans()
             time.sleep(0.01)
 
@@ -314,11 +342,6 @@ def lead_session() -> None:
     adopt_orphans()
 
 
-def adopt_orphans() -> None:
-    """Descendants whose parents have died become children of this process (a subreaper)."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def become_user(uid: int, gid: int) -> None:
     """For good, with no other groups. The kernel then takes the process for one with secrets, which it is not: it may
     share memory with its like."""
@@ -326,14 +349,6 @@ def become_user(uid: int, gid: int) -> None:
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends, however that happens."""
-    parent = os.getppid()
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended in between
 
 
 def _ended() -> list[tuple[int, int]]:
@@ -345,19 +360,8 @@ def _ended() -> list[tuple[int, int]]:
     return found
 
 
-def children() -> list[int]:
-    """Pids of this process's children, as long as it has one thread."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
 def _num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
-
-
-def kill_group(pid: int) -> None:
-    """SIGKILL a child and all in its process group."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _redirect(prints: int) -> None:

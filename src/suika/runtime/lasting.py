@@ -19,7 +19,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from suika.runtime.forkserver import ForkServer, end_quietly, kill_group, run_at
+from suika.runtime.forkserver import ForkServer, end_quietly, run_at
 from suika.runtime.messages import Channel, DisconnectedError, Message
 
 KEPT_EXITS = 1000
@@ -52,14 +52,14 @@ class LastingForkServer(ForkServer):
         try:
             while True:
                 self._watch_outgoing()
-                for key, _ in self._selector.select(TICK_S):
+                for key, _ in self._selector.select(min(TICK_S, self._kill_overdue() or TICK_S)):
                     key.data()
                 alone_s = time.monotonic() - self._seen_s
                 if alone_s > self._orphan_limit_s:
                     raise OrphanedError
                 for child in self._by_name.values():
                     if child.outage_s is not None and alone_s > child.outage_s:
-                        kill_group(child.pid)  # its successor may begin elsewhere now
+                        self._end(child)  # its successor may begin elsewhere now
         except OrphanedError:
             pass
         finally:

@@ -2,11 +2,11 @@
 
 What the fork server forked becomes that environment's Python: its process id, its group, its log and the line to its
 coordinator stay, and so does everything that watches over it. Only the import of torch, which forked processes share,
-is its own: it comes up in seconds, not in tens of milliseconds. No torch in this module.
+is its own: it comes up in seconds, not in tens of milliseconds. Before a container it stays, and watches over what the
+container's runtime starts (runtime/container.py). No torch in this module.
 
-The environment needs the same version of Suika, with its trainer. A container must hand descriptor 3 on (apptainer,
-enroot and bubblewrap do; podman with `--preserve-fds=1`), and share the network, the processes and the memory of its
-node (`--network=host --pid=host --ipc=host`), since ranks find each other there.
+The environment needs the same version of Suika, with its trainer. A container must hand descriptor 3 on and share its
+node's network, since ranks find each other there; process, memory and host names may be its own.
 
 `python -m suika.runtime.outside --check VERSION` tells on a node, before any rank is begun, whether that is so.
 """
@@ -25,11 +25,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from suika.core.environment import Environment
-from suika.runtime.command import base_variables, command_line
+from suika.runtime import container
+from suika.runtime.command import base_variables
 from suika.runtime.messages import Channel
 
 ENTRY = "suika.runtime.outside:enter"
-_LINE = 3  # the descriptor of the line to the coordinator
 _LAUNCH = "SUIKA_LAUNCH"
 
 
@@ -40,17 +40,20 @@ def is_needed(environment: Environment) -> bool:
 
 def check_command(environment: Environment) -> tuple[str, ...]:
     """What to run on a node to see that the environment can run ranks."""
-    return (_python(environment), "-m", __name__, "--check", version("suika"))
+    contained = ("--contained",) if environment.container else ()
+    return (_python(environment), "-m", __name__, "--check", version("suika"), *contained)
 
 
 def enter(channel: Channel, launch: Mapping[str, Any]) -> None:
     """Entry in the fork: become the environment's Python, which goes on with `launch["entry"]`."""
     environment = Environment.model_validate(launch["environment"])
     variables = {**base_variables(environment), **launch["variables"], _LAUNCH: json.dumps(launch)}
-    argv = command_line(environment, [_python(environment), "-m", __name__], variables)
-    os.dup2(channel.fileno(), _LINE)
-    os.set_inheritable(_LINE, True)
-    os.chdir(environment.workdir or variables["HOME"])
+    folder = environment.workdir or variables["HOME"]
+    argv = container.command_line(environment.container, [_python(environment), "-m", __name__], variables)
+    if environment.container:
+        sys.exit(container.run(argv, variables, folder, channel))
+    os.dup2(channel.fileno(), container.LINE)
+    os.chdir(folder)
     os.execvpe(argv[0], argv, variables)
 
 
@@ -58,8 +61,10 @@ def _python(environment: Environment) -> str:
     return "python3" if environment.venv is None else f"{environment.venv}/bin/python"
 
 
-def check(wanted: str) -> None:
+def check(wanted: str, contained: bool) -> None:
     """Leave with a line that says what is missing, if anything is."""
+    if contained and (problem := container.line_problem()):
+        sys.exit(f"the container {problem}")
     if (found := version("suika")) != wanted:
         sys.exit(f"{sys.executable} has Suika {found}; the controller has {wanted}: install that")
     if find_spec("torch") is None:
@@ -69,14 +74,15 @@ def check(wanted: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="suika.runtime.outside")
     parser.add_argument("--check", metavar="VERSION")
+    parser.add_argument("--contained", action="store_true", help="with --check: this runs in a container")
     arguments = parser.parse_args()
     if arguments.check is not None:
-        check(arguments.check)
+        check(arguments.check, arguments.contained)
         return
     launch = json.loads(os.environ.pop(_LAUNCH))
-    os.set_inheritable(_LINE, False)
+    os.set_inheritable(container.LINE, False)
     module, _, function = launch["entry"].partition(":")
-    getattr(importlib.import_module(module), function)(Channel(socket.socket(fileno=_LINE)), launch)
+    getattr(importlib.import_module(module), function)(Channel(socket.socket(fileno=container.LINE)), launch)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,7 +143,7 @@ def _read_text(path: Path, must: bool) -> Iterator[bytes]:
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes `path`'s place when the block ends well, and vanishes when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # pids repeat: nodes, containers
     try:
         with part.open("wb") as file:
             yield file
