@@ -27,7 +27,7 @@ class Policy:
     depth: int = 2
     width: int = 8
     shortest: int = 1
-    repay: float = 1.0
+    repay: float = 2.0
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         board = board_of(snapshot)

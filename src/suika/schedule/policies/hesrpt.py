@@ -2,7 +2,7 @@
 
 With m jobs of known sizes, largest first, job i gets the share (i/m)^(1/(1-p)) - ((i-1)/m)^(1/(1-p)) of all devices:
 optimal for the mean completion time if all jobs are present, devices are divisible and moves are free. Adapted: p is
-fitted to each hull (log-log slope) and averaged; shares are rounded down to feasible sizes; what remains is spent by
+0.8, or fitted to each hull (log-log slope) and averaged (`power=0`: 3 % worse on the development traces); shares are rounded down to feasible sizes; what remains is spent by
 time saved per device; a running job changes only if that saves more than `repay` times its pause.
 """
 
@@ -26,7 +26,7 @@ class Policy:
 
     name: str = "hesrpt"
     round_s: float = 0.0
-    power: float = 0.0
+    power: float = 0.8
     repay: float = 1.0
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:

@@ -23,7 +23,7 @@ class Policy:
 
     name: str = "lyra"
     round_s: float = 0.0
-    repay: float = 1.0
+    repay: float = 2.0
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         board = board_of(snapshot)

@@ -3,7 +3,7 @@
 A job's speedup is its rate over its rate at a fair share of the cluster; the allocation maximises the power mean with
 p = -1 over all jobs, a changed job's speedup being multiplied by its restart factor. Adapted: goodput is throughput
 here (the global batch is fixed, so there is no statistical efficiency to trade); instead of a genetic search, jobs
-get their smallest size in order of age and then the best marginal gain of the objective per device, which is exact
+get their smallest size in order of attained service (age was far worse) and then the best marginal gain of the objective per device, which is exact
 for concave curves; jobs without devices count as a small speedup.
 """
 
@@ -24,7 +24,7 @@ class Policy:
     name: str = "pollux"
     round_s: float = 60.0
     power: float = -1.0
-    order: int = 0
+    order: int = 1
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         board = board_of(snapshot)

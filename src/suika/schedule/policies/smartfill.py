@@ -30,7 +30,7 @@ class Policy:
     name: str = "smartfill"
     round_s: float = 0.0
     most: int = 24
-    repay: float = 1.0
+    repay: float = 4.0
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         board = board_of(snapshot)

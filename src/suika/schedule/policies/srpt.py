@@ -22,7 +22,7 @@ class Policy:
     name: str = "srpt"
     round_s: float = 0.0
     repay: float = 1.0
-    efficiency: float = 0.0
+    efficiency: float = 0.5
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         board = board_of(snapshot)
