@@ -71,6 +71,17 @@ class StoreConformance:
         assert [head.id for head in store.named("j3")] == ["j3"]
         assert store.named("nobody") == ()
 
+    def test_others_writes_wait_for_those_made_together(self, store: Store) -> None:
+        job, told = running(store), []
+        other = threading.Thread(target=lambda: told.append(store.append(2.0, "other")))
+        with store.together():
+            other.start()
+            other.join(0.2)
+            assert not told
+            store.put(job.update(num_moves=1), News(1.0, "moved"))
+        other.join(30)
+        assert [event.kind for event in store.events()][-2:] == ["moved", "other"]
+
     def test_writes_made_together_are_all_there(self, store: Store) -> None:
         job = running(store)
         with store.together():

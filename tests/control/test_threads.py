@@ -20,11 +20,14 @@ from test_agents import Job, Node, Notes
 from world import World
 
 from suika.agent.program import Agent
-from suika.control import agents
+from suika.control import agents, pricing
 from suika.control.agents import AgentHub, UnreachableError
 from suika.control.metrics import Metrics
+from suika.control.roster import GrowingPricing
 from suika.control.state import Waiting, Watch
 from suika.core.cluster import Node as Machine
+from suika.core.cluster import parse_cluster_shorthand
+from suika.core.job import parse_job
 from suika.core.sample import StepSample
 from suika.runtime.events import Sampled, StepDone
 
@@ -157,6 +160,23 @@ def test_an_answer_at_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(agents, "_Question", lambda since_s: SimpleNamespace(since_s=since_s, answer=Late()))
     for _ in range(2):
         assert hub.ask("n0", {"do": "logs", "job_id": "j"})["logs"] == []
+
+
+def test_what_was_known_of_a_smaller_cluster_is_forgotten_whoever_asks_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = parse_cluster_shorthand("1x2:cpu"), parse_cluster_shorthand("2x2:cpu")
+    priced, spec = GrowingPricing(small), parse_job(world.file("a"))
+    assert max(option.num_devices for option in priced.curve(spec).options) == 2
+    cache = pricing.lru_cache
+
+    def asked_meanwhile(maxsize: int) -> Any:
+        priced.curve(spec)
+        return cache(maxsize)
+
+    monkeypatch.setattr(pricing, "lru_cache", asked_meanwhile)
+    priced.grow(large)
+    assert max(option.num_devices for option in priced.curve(spec).options) == 4
 
 
 def test_a_connection_that_begins_counts_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,7 @@ class World:
         """Let `seconds` pass, then do rounds until nothing arrives any more (data is prepared in another thread)."""
         self.now += seconds
         for _ in range(4):
+            self.controller._decide_at_s = 0.0  # the clock stands: a rest after a long cycle would never end
             elsewhere = not all(each.told.is_set() for each in self.elsewhere)
             self.controller.turn(5.0 if elsewhere else 0.02)  # as soon as something arrives; a busy machine takes long
         faults = [event.data for event in self.store.events() if event.kind == "controller-fault"]

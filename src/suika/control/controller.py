@@ -96,14 +96,16 @@ class Controller:
         self._guarded(self.drains.look)
         if self.state.changed and self.state.clock() >= self._decide_at_s:
             self._decide()
-        self.state.changed |= not self._guarded(self.actor.dispatch)
+        if not self._guarded(self.actor.dispatch):
+            self.state.changed = True
 
     def _decide(self) -> None:
         """One cycle. A long one is not followed by another at once, however much goes on: half of the time is for what
         jobs report and users ask."""
         self.state.changed = False
         began_s = time.monotonic()
-        self.state.changed |= not self._guarded(self.actor.decide)  # tried again in the next round
+        if not self._guarded(self.actor.decide):
+            self.state.changed = True  # tried again in the next round
         lasted_s = time.monotonic() - began_s
         self._decide_at_s = self.state.clock() + lasted_s if lasted_s > LONG_CYCLE_S else 0.0
 

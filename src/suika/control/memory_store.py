@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -118,8 +118,10 @@ class MemoryStore:
             found = [*self._names.get(name, ()), *((name,) if name in self._heads else ())]
             return tuple(sorted({self._heads[job_id] for job_id in found}))
 
-    def together(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self._lock:
+            yield
 
     def saved(self, job_id: str, generation: int, step: int, path: str) -> bool:
         with self._lock:

@@ -49,8 +49,9 @@ class EstimatedPricing:
 
     def __init__(self, cluster: Cluster, cores: int = 0, compute: Compute = compute_here) -> None:
         self.cluster, self.cores, self.compute = cluster, cores, compute
-        self._curve = lru_cache(maxsize=4096)(self._make_curve)
+        # Other threads ask while a cluster grows: no answer from the old one's cache may get into a new one's.
         self._unpaced = lru_cache(maxsize=4096)(self._make_unpaced)
+        self._curve = lru_cache(maxsize=4096)(self._make_curve)
         self._step_s = lru_cache(maxsize=4096)(self._make_step_s)
 
     def curve(self, spec: JobSpec, known: tuple[Known, ...] = ()) -> ScalingCurve:
