@@ -149,7 +149,7 @@ class Copies:
         self.holders.forgive()
         self.holders.tell("drop", before=one.key, sets=[])
         if self._nodes:
-            self.holders.keep(self._nodes, self._sets.holders)
+            self.holders.spare(self._nodes, self._sets.holders)
         lacking = self._places.lacking
         if self._places.keepers and not one.copied:
             lacking = "the nodes are of an older version, which keeps no second copy: upgrade their agents"

@@ -47,16 +47,21 @@ class Holders:
 
     def keep(self, nodes: Collection[str], needed: Collection[str]) -> None:
         """Have one on each of `nodes`. Others stay if they are `needed` (processes) for what they hold."""
-        there = set[str]()
-        for holder in list(self.alive.values()):
-            if holder.process not in needed and (holder.node not in nodes or holder.node in there):
-                self._let_go(holder)
-            there.add(holder.node)
+        self.spare(nodes, needed)
+        there = {holder.node for holder in self.alive.values()}
         for node in nodes:
             if node not in there:
                 name = f"{self._job_id}.holder.{node}.{secrets.token_hex(4)}"
                 self.alive[name] = Seen(name, node)
                 self._processes.spawn(name, node, HOLDER_ENTRY, {}, self._gang.post)
+
+    def spare(self, nodes: Collection[str], needed: Collection[str]) -> None:
+        """Let go of all others."""
+        there = set[str]()
+        for holder in list(self.alive.values()):
+            if holder.process not in needed and (holder.node not in nodes or holder.node in there):
+                self._let_go(holder)
+            there.add(holder.node)
 
     def adopt(self, found: Mapping[str, str]) -> None:
         """Processes (-> node) that run already, and will be claimed for this job."""
