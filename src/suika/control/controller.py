@@ -141,9 +141,13 @@ class Controller:
         if self._round_s and now >= self._next_round_s:
             self._next_round_s = now + self._round_s
             state.changed = True
-        for device in [device for device, until_s in state.down.items() if until_s <= now]:
-            del state.down[device]
-            state.log("device-returned", device=str(device))
+        returned = [device for device, until_s in state.down.items() if until_s <= now]
+        if returned:
+            with state.store.together():
+                for device in returned:
+                    state.log("device-returned", device=str(device))
+            for device in returned:
+                del state.down[device]
             state.changed = True
         for watch in state.watches.values():
             if watch.hold_until_s and watch.hold_until_s <= now:
