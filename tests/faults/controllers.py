@@ -51,7 +51,7 @@ class ServedCluster:
         self.controller.kill()
         self.controller.wait(20)
 
-    def ask(self, name: str, timeout_s: float = 60.0, **arguments: Any) -> Any:
+    def ask(self, name: str, timeout_s: float = 120.0, **arguments: Any) -> Any:
         """A call, repeated until it is answered."""
         deadline = time.monotonic() + timeout_s
         while True:
