@@ -1,43 +1,26 @@
-"""What people and programs may ask of a controller. The same calls stand behind the socket and, later, REST.
+"""What people and programs may ask of a controller. The same calls stand behind the socket and REST.
 
 Everything returned is plain data: numbers, strings, lists and mappings; times in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from suika.control.controller import Controller
-from suika.control.explained import explained
 from suika.control.joblogs import MOST_LINES, JobLogs, Shelf
 from suika.control.observe import drop
 from suika.control.preview import preview_resize
-from suika.control.state import Watch
-from suika.control.store import Head, News, Which
-from suika.control.submit import admit, check_options, resized
+from suika.control.reports import Reports, Show, name_of
+from suika.control.store import Head, Which
+from suika.control.submissions import Submissions
+from suika.control.submit import check_options, resized
 from suika.control.usage import UsageBook
-from suika.control.views import take_snapshot
 from suika.core.cluster import Device
 from suika.core.decision import Reason, ReasonCode
-from suika.core.errors import ConflictError, NotFoundError, SpecError, require
-from suika.core.job import ENDED, HOLDS_DEVICES, Job, JobState
-from suika.core.layout import Layout
-from suika.core.plan import Plan
-from suika.core.snapshot import Option
-from suika.schedule.explain import explain
-from suika.schedule.waiting import same_cut
-
-Show = Callable[[Job], str]  # how a job is named to whoever asks
-
-
-def name_of(job: Job) -> str:
-    return job.spec.name
+from suika.core.errors import NotFoundError, SpecError, require
+from suika.core.job import ENDED, Job, JobState
 
 
 class Api:
@@ -48,8 +31,8 @@ class Api:
         self.controller = controller
         self._logs = JobLogs(controller.state, shelf) if shelf is not None else None
         self.state = controller.state
-        self._free = threading.Condition()  # of `_taken`: ids and names of jobs that are being accepted
-        self._taken: set[str] = set()
+        self.reports = Reports(controller)
+        self._submissions = Submissions(controller, self.reports)
         self._usage = UsageBook(self.state.store)
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
@@ -61,51 +44,7 @@ class Api:
 
     def submit(self, job: Any, request_id: str | None = None, dry_run: bool = False) -> dict[str, Any]:
         """Accept a job file, parsed. The same `request_id` and body again is the same job; another body is refused."""
-        job_id = _job_id(request_id or secrets.token_hex(16))
-        known = self._known(job_id, job)
-        if known is not None:
-            return known
-        spec = admit(job, self.state.cluster, self.controller.pricing.curve)
-        if dry_run:
-            options = [_option(option) for option in self.controller.pricing.curve(spec).options]
-            return {"dry_run": True, "spec": spec.model_dump(mode="json"), "options": options}
-        with self._accepting(
-            job_id, f"{spec.tenant}/{spec.name}"
-        ):  # not on the loop: a submission does not wait for a decision
-            known = self._known(job_id, job)
-            if known is not None:
-                return known
-            same = [h for h in self.state.store.named(spec.name) if (h.name, h.tenant) == (spec.name, spec.tenant)]
-            if any(head.state not in ENDED for head in same):
-                raise ConflictError("job.name", spec.name, "a job of this name is still active", "choose another")
-            made = Job(job_id, spec, self.state.clock())
-            data = {"spec": spec.model_dump(mode="json"), "body": _digest(job)}
-            self.state.store.add(made, News(made.submitted_s, "submitted", data))
-        self.controller.post(self.state.look_again)
-        return self.row(made)
-
-    @contextmanager
-    def _accepting(self, *names: str) -> Iterator[None]:
-        """Only one submission of an id or a name at a time; others go into the store side by side."""
-        with self._free:
-            self._free.wait_for(lambda: self._taken.isdisjoint(names))
-            self._taken.update(names)
-        try:
-            yield
-        finally:
-            with self._free:
-                self._taken.difference_update(names)
-                self._free.notify_all()
-
-    def _known(self, job_id: str, body: Any) -> dict[str, Any] | None:
-        try:
-            self.state.store.job(job_id)
-        except KeyError:
-            return None
-        (first,) = self.state.store.events(job_id=job_id, limit=1)
-        if first.data["body"] != _digest(body):
-            raise ConflictError("request_id", job_id, "was used for another job", "use a new one")
-        return self.row(self.state.store.job(job_id))
+        return self._submissions.submit(job, request_id, dry_run)
 
     def resize(
         self, job: str, devices: str | None = None, layout: str | None = None, dry_run: bool = False
@@ -128,7 +67,7 @@ class Api:
             self.state.log("resized", found.id, **wish)
             self.state.watch(found.id).hold_until_s = 0.0  # a user's word ends a back-off
             self.state.changed = True
-            return self.row(self.state.store.job(found.id))
+            return self.reports.row(self.state.store.job(found.id))
 
         return self.controller.call(change)
 
@@ -156,7 +95,7 @@ class Api:
                 state.hold(found.id, ())
                 self.controller.retire(watch)
             state.changed = True
-            return self.row(state.store.job(found.id))
+            return self.reports.row(state.store.job(found.id))
 
         return self.controller.call(change)
 
@@ -184,92 +123,19 @@ class Api:
     def jobs(self, all: bool = False) -> list[dict[str, Any]]:
         """Jobs in order of submission; those that have ended too with `all`."""
         store = self.state.store
-        return [self.row(job) for job in (store.jobs() if all else store.active())]
+        return [self.reports.row(job) for job in (store.jobs() if all else store.active())]
 
     def describe(self, job: str) -> dict[str, Any]:
         """All there is to know of a job: its file, its options, where it runs, its moves."""
-        found = self._find(job)
-        kinds = frozenset(("redeployed", "move-failed"))
-        events = self.state.store.events(job_id=found.id, which=Which(kinds))
-        curve = self.controller.pricing.curve(found.spec, self.state.learned.of(found.id))
-        watch = self.state.seen(found.id)
-        return self.row(found) | {
-            "spec": found.spec.model_dump(mode="json"),
-            "options": [_option(option) for option in curve.options],
-            "redeployments": [dict(event.data) for event in events if event.kind == "redeployed"],
-            "step_parts_s": _step_parts_s(watch),
-            "stragglers": [
-                {"device": str(device), "times": times} for device, times in sorted(watch.stragglers.slow.items())
-            ],
-            "estimate": self._estimate(found),
-            "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
-            "memory_copies": None if found.state in ENDED else self.state.seen(found.id).copies,
-        }
+        return self.reports.description(self._find(job))
 
     def explain(self, job: str, show: Show = name_of) -> dict[str, Any]:
         """Why a job has what it has, or why it waits: the present reason, and every decision about it."""
-        found = self._find(job)
-        kinds = frozenset(("decided", "waits", "decision-cancelled", "move-failed", "resized", "recovering"))
-        events = [event.to_dict() for event in self.state.store.events(job_id=found.id, which=Which(kinds))]
-        going = next((w for w in tuple(self.state.waiting) if w.decision.job_id == found.id), None)
-        reason, after = (going.decision.reason, tuple(going.after)) if going else (found.reason, ())
-        sentence = reason.sentence
-        if after:
-            others = ", ".join(sorted({show(self.state.store.job(other)) for other in after}))
-            sentence += f" (waits until {others} has given up its devices)"
-        elif going is None and (wish := _unmet_wish(found)):
-            sentence += f"; its user wants {wish}, which waits for free devices"
-        return {
-            "id": found.id,
-            "name": found.spec.name,
-            "state": found.state,
-            "reason": {"code": reason.code, "sentence": sentence},
-            "history": events,
-            **self._alternatives(found),
-        }
-
-    def _alternatives(self, job: Job) -> dict[str, Any]:
-        """What the job could run as, and what would change what it has, tried out on a snapshot of now."""
-        if job.state in ENDED:
-            return {}
-
-        def ask() -> dict[str, Any]:
-            snapshot = take_snapshot(self.state, self.controller.pricing)
-            return explain(snapshot, self.controller.policy, job.id) if job.id in snapshot.job_of else {}
-
-        return self.controller.call(ask)
+        return self.reports.explanation(self._find(job), show)
 
     def nodes(self, show: Show = name_of) -> list[dict[str, Any]]:
         """Nodes, and for each device who holds it and in which state it is."""
-        users: dict[Device, list[str]] = {}
-        slow: dict[Device, float] = {}  # times as long as its peers in the same job
-        for job in self.state.active():
-            watch = self.state.seen(job.id)
-            slow |= watch.stragglers.slow
-            for device in watch.held:
-                users.setdefault(device, []).append(show(job))
-        draining, down = self.state.store.draining(), dict(self.state.down)
-        copies, most = self.state.rooms.held_bytes(), self.state.rooms.limits()
-        releasing = dict(self.state.releasing)
-
-        def describe(device: Device) -> dict[str, Any]:
-            state = "down" if device in down else "releasing" if device in releasing else "free"
-            jobs = users.get(device, [])
-            shown = "used" if jobs and state == "free" else state
-            return {"device": str(device), "state": shown, "jobs": jobs, "slow": slow.get(device)}
-
-        return [
-            {
-                "name": node.name,
-                "type": node.device_type,
-                "draining": node.name in draining,
-                "drain": self.controller.drains.row(node.name),
-                "devices": [describe(device) for device in node.devices],
-                "copies_bytes": copies.get(node.name, 0),  # of jobs' state, in its memory
-                "copies_limit_bytes": most.get(node.name),  # None: it is not here, or does not say
-            }
-            for node in self.state.cluster.nodes
-        ]
+        return self.reports.nodes(show)
 
     def events(
         self,
@@ -323,7 +189,7 @@ class Api:
 
         return self._usage.report(self.state.clock(), type_of, since, until, wanted)
 
-    # -- finding and showing ------------------------------------------------------------------------------------------
+    # -- finding ------------------------------------------------------------------------------------------------------
 
     def _find(self, name: str) -> Job:
         """The job of this id or name: the active one, else the latest that ended."""
@@ -337,47 +203,6 @@ class Api:
         require(job.state not in ENDED, "job", name, f"has ended ({job.state})")
         return job
 
-    def row(self, job: Job) -> dict[str, Any]:
-        """A job as `jobs` lists it."""
-        watch = self.state.seen(job.id)
-        plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
-        return {
-            "id": job.id,
-            "name": job.spec.name,
-            "kind": "command" if job.spec.rigid else "training",
-            "state": job.state,
-            "reason": {"code": job.reason.code, "sentence": job.reason.sentence},
-            "tenant": job.spec.tenant,
-            "priority": job.spec.priority,
-            "layout": plan.layout.to_dict() if plan else None,
-            "devices": [str(device) for device in plan.devices] if plan else [],
-            "generation": job.generation,
-            "steps_done": job.steps_done,
-            "steps": job.spec.steps,
-            "loss": watch.loss,
-            "step_s": watch.step_s,
-            "predicted_step_s": self._predicted_step_s(job, plan),
-            "num_moves": job.num_moves,
-            "submitted_s": job.submitted_s,
-            "started_s": job.started_s,
-            "ended_s": job.ended_s,
-            "exit_code": job.exit_code,
-            "jct_s": job.ended_s - job.submitted_s if job.ended_s is not None else None,
-        }
-
-    def _predicted_step_s(self, job: Job, plan: Plan | None) -> float | None:
-        if plan is None:
-            return None
-        return self.controller.pricing.step_s(job.spec, plan, self.state.learned.of(job.id))
-
-    def _estimate(self, job: Job) -> dict[str, Any] | None:
-        """The estimator's word on a training job that has a plan: predicted and measured, other layouts, what it
-        learned. A command is one step, whose length is its user's word."""
-        plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
-        if plan is None or job.spec.rigid:
-            return None
-        return explained(job, plan, self.state.seen(job.id).step_s, self.state.learned, self.controller.pricing)
-
 
 def meant(heads: Sequence[Head], name: str) -> Head:
     """Of the jobs that bear `name` as their id or name: the one of that id, so that nobody hides it by naming his own
@@ -388,41 +213,3 @@ def meant(heads: Sequence[Head], name: str) -> Head:
     ids = ", ".join(head.id for head in active)
     require(len(active) < 2, "job", name, f"is the name of jobs of {len(active)} tenants", f"give an id: {ids}")
     return active[0] if active else max(heads, key=lambda head: head.submitted_s)
-
-
-def _unmet_wish(job: Job) -> str | None:
-    """What its user wants of a running job and it is not yet."""
-    if job.state is not JobState.RUNNING or job.plan is None:
-        return None
-    wish, num_devices = job.spec.layout, job.plan.layout.num_ranks
-    if isinstance(wish, Layout) and not same_cut(job.plan.layout, wish):
-        return str(wish)
-    wanted = job.spec.devices
-    return None if wanted.min <= num_devices <= wanted.max else f"{wanted.min}..{wanted.max} devices"
-
-
-def _step_parts_s(watch: Watch) -> dict[str, float]:
-    """Where a step's time goes, as the latest sampled step of each rank shows it: the mean over ranks."""
-    samples = watch.samples.newest
-    parts = sorted({part for sample in samples for part in sample.op_s})
-    found = {part: sum(sample.op_s.get(part, 0.0) for sample in samples) / len(samples) for part in parts}
-    return found | ({"idle": sum(sample.idle_s for sample in samples) / len(samples)} if samples else {})
-
-
-def _option(option: Option) -> dict[str, Any]:
-    return {
-        "devices": option.num_devices,
-        "shape": list(option.shape),
-        "layout": option.layout.to_dict(),
-        "step_s": option.step_s,
-        "device_type": option.device_type,
-    }
-
-
-def _job_id(request_id: str) -> str:
-    """A function of the request alone: a retry names the same job."""
-    return "j" + hashlib.sha256(request_id.encode()).hexdigest()[:10]
-
-
-def _digest(body: Any) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -60,7 +60,7 @@ def add(app: FastAPI, api: Api, needs: Needs, data_roots: tuple[Path, ...]) -> N
         """One page of jobs in order of submission; those that have ended too with `all` or their `state`."""
         seen = TenantView(api, who)
         page, further = seen.page(all, state, after, limit)
-        return {"jobs": [seen.shown(api.row(job)) for job in page], "next": page[-1].id if further else None}
+        return {"jobs": [seen.shown(api.reports.row(job)) for job in page], "next": page[-1].id if further else None}
 
     @app.get("/v1/jobs/{job}")
     def describe_job(job: str, who: Account = view) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def add(app: FastAPI, api: Api, needs: Needs, data_roots: tuple[Path, ...]) -> N
         """End it for good; asking again changes nothing."""
         seen = TenantView(api, who)
         found = seen.find(job)
-        return seen.shown(api.row(found) if found.state is JobState.CANCELLED else api.cancel(found.id))
+        return seen.shown(api.reports.row(found) if found.state is JobState.CANCELLED else api.cancel(found.id))
 
 
 def _job_schema() -> dict[str, Any]:
