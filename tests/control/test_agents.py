@@ -13,7 +13,8 @@ import pytest
 
 from suika.agent.link import PROTOCOL, LinkError, Wire
 from suika.agent.words import MOST_CALLED, SAID, check_event
-from suika.control.agents import AgentHub, UnreachableError, Watcher
+from suika.control.agents import AgentHub, UnreachableError
+from suika.control.sessions import Watcher
 from suika.core.errors import SpecError
 from suika.runtime.gang import COMMAND_ENTRY
 from suika.runtime.rooms import Wish

@@ -157,7 +157,7 @@ def test_an_answer_at_the_last_moment_counts(monkeypatch: pytest.MonkeyPatch) ->
                 raise TimeoutError
             return super().result(0)
 
-    monkeypatch.setattr(agents, "_Question", lambda since_s: SimpleNamespace(since_s=since_s, answer=Late()))
+    monkeypatch.setattr(agents, "Question", lambda since_s: SimpleNamespace(since_s=since_s, answer=Late()))
     for _ in range(2):
         assert hub.ask("n0", {"do": "logs", "job_id": "j"})["logs"] == []
 

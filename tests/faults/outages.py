@@ -15,11 +15,12 @@ from fastapi import FastAPI
 
 from suika.control.accounts import Accounts
 from suika.control.agent_door import install_agents
-from suika.control.agents import AgentHub, Watcher
+from suika.control.agents import AgentHub
 from suika.control.auth import Role
 from suika.control.engines import open_engine
 from suika.control.migrate import migrate
 from suika.control.netdoor import NetDoor
+from suika.control.sessions import Watcher
 from suika.runtime.coordinator import JobRun
 
 PROGRAMS = Path(__file__).parents[1] / "runtime"  # where tiny_program lies

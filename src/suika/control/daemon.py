@@ -20,7 +20,7 @@ from typing import Any
 from suika.control.accounts import Accounts
 from suika.control.adopt import Adoption
 from suika.control.agent_door import install_agents
-from suika.control.agents import LEASE_S, AgentHub
+from suika.control.agents import AgentHub
 from suika.control.api import Api
 from suika.control.auth import Role
 from suika.control.controller import Controller
@@ -33,6 +33,7 @@ from suika.control.rest import make_app
 from suika.control.roster import Roster
 from suika.control.server import SocketServer
 from suika.control.service import take_lock
+from suika.control.sessions import LEASE_S
 from suika.core.cluster import Cluster, Node
 from suika.core.quota import checked_quota
 from suika.schedule.policies import load

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from suika.control.agents import AgentHub, Watcher
+from suika.control.agents import AgentHub
 from suika.control.controller import Controller
 from suika.control.database import DatabaseStore
 from suika.control.pricing import EstimatedPricing
+from suika.control.sessions import Watcher
 from suika.core.cluster import Cluster, Device, Node
 from suika.runtime.messages import Message
 
