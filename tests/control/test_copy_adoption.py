@@ -191,6 +191,30 @@ def test_without_its_state_it_goes_back_to_the_snapshot(world: World, lost: Call
     again.until(lambda: not agent.processes, "the holder is ended")
 
 
+def test_a_holder_that_is_slow_to_answer_is_waited_for(
+    world: World, lost: Callable[[], Restarted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though all nodes are here: the copies are there, and their node has little time."""
+    monkeypatch.setattr("suika.runtime.holders.ANSWER_S", 0.0)
+    again = lost()
+    agent = Agent(again.hub, "n0", {holder(world, "n0"): shares(world)})
+    say, slow = agent.say, []
+
+    def put(word: tuple[str, dict[str, Any]]) -> None:
+        say(word[0], **word[1])
+
+    agent.say = lambda event, **data: (slow.append if "message" in data else put)((event, data))  # type: ignore
+    agent.come()
+    Agent(again.hub, "n1", {}).come()
+    again.until(lambda: again.adoption._copies._asked, "it to be asked")
+    again.until(lambda: slow and not again.adoption._copies._asked, "the end of patience")
+    assert again.watch.busy_until_s > world.now
+    for word in slow:
+        put(word)
+    again.until(lambda: again.watch.busy_until_s == 0, "its answer")
+    assert again.watch.snapshot == f"memory:1/{STEP}"
+
+
 def test_when_the_lease_is_over_nobody_waits_longer(world: World, lost: Callable[[], Restarted]) -> None:
     again = lost()
     Agent(again.hub, "n0", {}).come()

@@ -17,7 +17,7 @@ from suika.control.controller import Controller
 from suika.control.roster import Roster
 from suika.control.store import Which
 from suika.core.job import HOLDS_DEVICES, Job
-from suika.runtime.adopt import ProcessName, join_copies, take_back_copies
+from suika.runtime.adopt import Answer, ProcessName, join_copies, take_back_copies
 from suika.runtime.coordinator import JobRun
 from suika.runtime.copysets import Lineage
 
@@ -62,8 +62,7 @@ class CopyAdoption:
     def go_on(self) -> None:
         """Look at what nodes have brought."""
         for job_id, until_s in list(self._waiting.items()):
-            last = self._roster.is_complete or self._state.clock() > until_s
-            self._look(self._state.store.job(job_id), last)
+            self._look(self._state.store.job(job_id), in_time=self._state.clock() <= until_s)
         for node, processes in self._roster.found.items():
             for process in [process for process in processes if _HOLDER in process]:  # few of many
                 job_id = ProcessName.parse(process).job_id
@@ -71,7 +70,7 @@ class CopyAdoption:
                     del processes[process]
                     self._join(node, process)
 
-    def _look(self, job: Job, last: bool) -> None:
+    def _look(self, job: Job, in_time: bool) -> None:
         run = self._run_of(job.id)
         if run is None or job.state in HOLDS_DEVICES:  # it was cancelled meanwhile
             del self._waiting[job.id]
@@ -81,20 +80,23 @@ class CopyAdoption:
         found = {process: node for process in self._roster.hand_over(job.id) if (node := _node_of(process))}
         if found:
             self._with_holders.add(job.id)
+        last = self._roster.is_complete or not in_time
         if last or job.id in self._with_holders:
             lineage = Lineage(self.since(job), step=job.steps_done)
             self._asked.add(job.id)
-            asked = take_back_copies(run, lineage, self._state.store.snapshot(job.id), found, self._hub.claim, last)
-            asked.add_done_callback(lambda done: self._controller.post(lambda: self._found(job.id, found, done, last)))
+            saved, claim = self._state.store.snapshot(job.id), self._hub.claim
+            asked = take_back_copies(run, lineage, saved, found, claim, last, in_time)
+            asked.add_done_callback(lambda done: self._controller.post(lambda: self._found(job.id, found, done)))
 
-    def _found(self, job_id: str, holders: dict[str, str], asked: Future[str | None], last: bool) -> None:
+    def _found(self, job_id: str, holders: dict[str, str], asked: Future[Answer]) -> None:
         """Start from the copies if they are whole; without any, if no more can come, from the snapshot."""
         self._end_if_cancelled(holders, asked)
         self._asked.discard(job_id)
-        name = asked.result() if not asked.cancelled() and asked.exception() is None else None
         if job_id not in self._waiting:
             return
-        if name is None and not last:  # others may come, and who is slow may answer after all
+        told = not asked.cancelled() and asked.exception() is None
+        name, final = asked.result() if told else Answer(None, final=True)
+        if name is None and not final:  # others may come, and who is slow may answer after all
             again = threading.Timer(_AGAIN_S, lambda: self._controller.post(self.go_on))
             again.daemon = True
             again.start()
@@ -122,7 +124,7 @@ class CopyAdoption:
             lambda done: self._controller.post(lambda: self._end_if_cancelled({process: node}, done))
         )
 
-    def _end_if_cancelled(self, holders: dict[str, str], asked: Future[None] | Future[str | None]) -> None:
+    def _end_if_cancelled(self, holders: dict[str, str], asked: Future[None] | Future[Answer]) -> None:
         """The job has ended before they could become its own."""
         if asked.cancelled():
             for process, node in holders.items():

@@ -72,14 +72,27 @@ def take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Cl
     return run.command(lambda: _take_back(run, record, found, claim))
 
 
-def take_back_copies(
-    run: JobRun, lineage: Lineage, snapshot: tuple[str, int] | None, found: Mapping[str, str], claim: Claim, last: bool
-) -> Future[str | None]:
-    """Make holders `found` (process -> node) those of the fresh `run` of a job that waits to start again from what they
-    have. Resolves with the name of copies of its state that can be had whole, all of `lineage`; None: not from these.
-    `last`: no more will come; if they do not suffice they are ended."""
+class Answer(NamedTuple):
+    """`copies`: the name of those that can be had whole; None: not from these holders. `final`: they were ended."""
 
-    def take() -> str | None:
+    copies: str | None
+    final: bool = False
+
+
+def take_back_copies(
+    run: JobRun,
+    lineage: Lineage,
+    snapshot: tuple[str, int] | None,
+    found: Mapping[str, str],
+    claim: Claim,
+    last: bool,
+    in_time: bool,
+) -> Future[Answer]:
+    """Make holders `found` (process -> node) those of the fresh `run` of a job that waits to start again from what they
+    have, all of `lineage`. `last`: no more will come; if they do not suffice they are ended, but while it is `in_time`
+    not before all of them have answered."""
+
+    def take() -> Answer:
         run.keeper.newest = snapshot or (None, 0)
         run.step = lineage.step or 0
         run.copies.take_back(found, lineage)
@@ -88,9 +101,12 @@ def take_back_copies(
         if found:
             run.copies.welcome()
         best = run.copies.best_known()
-        if best is None and last:
+        if best is not None:
+            return Answer(best.name)
+        final = last and (run.copies.holders.all_answered or not in_time)
+        if final:
             run.copies.end()
-        return best.name if best is not None else None
+        return Answer(None, final)
 
     return run.command(take)
 

@@ -131,8 +131,12 @@ class Holders:
     def listen(self) -> None:
         """Until all who were asked have answered; who does not soon is not counted on."""
         deadline = time.monotonic() + ANSWER_S
-        while any(holder.asked for holder in self.alive.values()) and time.monotonic() < deadline:
+        while not self.all_answered and time.monotonic() < deadline:
             self._gang.pump(deadline)
+
+    @property
+    def all_answered(self) -> bool:
+        return all(holder.asked is None for holder in self.alive.values())
 
     def end_hanging(self) -> None:
         for holder in self.alive.values():
