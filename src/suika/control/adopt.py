@@ -100,7 +100,10 @@ class Adoption:
                     held = ()  # its final checkpoint was on its way, and others had its devices already
                 state.hold(job.id, held)
                 watch.busy_until_s = until_s
-                shown = () if job.state is JobState.PREEMPTING else (job.target or job.plan).devices
+                void = job.state is JobState.REDEPLOYING and job.generation != job.last_generation
+                watch.void_move = job.last_generation if void else None
+                goes_on = job.plan if void else job.target or job.plan
+                shown = () if job.state is JobState.PREEMPTING else goes_on.devices
                 state.give_up(set(held) - set(shown), until_s)
                 watch.run = self._launcher.run_again(job, self.controller.post)
                 self._awaited[job.id] = until_s

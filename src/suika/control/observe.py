@@ -126,7 +126,7 @@ class Observer:
         watch.busy_until_s = 0.0
         watch.hold_until_s = state.clock() + back_off_s(watch.failed_moves)
         assert job.plan is not None
-        state.freed(job.plan.devices)  # not given up after all
+        state.freed((*job.plan.devices, *(job.target.devices if job.target else ())))  # not given up after all
         state.hold(job.id, job.plan.devices)
         state.change(job, JobState.RUNNING, job.reason, target=None)
         state.log("move-failed", job_id, error=error, record=record_dict(record) if record else None)

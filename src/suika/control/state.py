@@ -44,6 +44,7 @@ class Watch:
     busy_until_s: float = 0.0  # predicted end of the start, move or preemption in flight
     hold_until_s: float = 0.0  # after a failed move: left alone until then
     failed_moves: int = 0
+    void_move: int | None = None  # the generation of one that an earlier controller did not commit: it is called off
     snapshot: str | None = None  # the newest complete one
     launch_s: float = 2.0  # of its latest start
     copies: Mapping[str, Any] | None = None  # in memory, the newest, and what is not well with them

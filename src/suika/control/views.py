@@ -97,7 +97,7 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
     watch, spec = state.watch(job.id), job.spec
     run_s = now - watch.held_since_s if watch.held else 0.0
     gone = job.state is JobState.RUNNING and not watch.held  # only its final checkpoint is still on its way
-    plan = None if gone else _present_plan(job, going)
+    plan = None if gone else _present_plan(job, going, watch.void_move)
     until = max(watch.hold_until_s, watch.busy_until_s, going.expected_s if going else 0.0)
     if going or job.state in IN_FLIGHT:
         until = max(until, now + SOON_S)
@@ -129,10 +129,10 @@ def _view(state: State, pricing: Pricing, job: Job, going: Waiting | None, now: 
     )
 
 
-def _present_plan(job: Job, going: Waiting | None) -> Plan | None:
+def _present_plan(job: Job, going: Waiting | None, void_move: int | None) -> Plan | None:
     """Where the job is, or is going: what nobody else may be given."""
     if going is not None and going.plan is not None:
         return going.plan
     if job.state is JobState.PREEMPTING or job.state not in HOLDS_DEVICES:
         return None
-    return job.target or job.plan
+    return job.plan if job.last_generation == void_move else job.target or job.plan
