@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import queue
 import shutil
 import signal
 import sysconfig
@@ -17,11 +18,13 @@ from typing import Any
 import psutil
 import pytest
 
+from suika.agent.forks import ForkServerClient, end_fork_server
 from suika.backends.local import LocalBackend
+from suika.core.environment import Environment
 from suika.core.job import JobSpec
 from suika.runtime.coordinator import PROGRAM
 from suika.runtime.events import Ended, Outcome, Started, StepDone
-from suika.runtime.gang import Limits
+from suika.runtime.gang import COMMAND_ENTRY, Limits
 from suika.runtime.logs import path_of
 from suika.runtime.messages import Message
 from suika.train.data import prepare
@@ -166,7 +169,7 @@ def test_the_trainer_in_moved_containers_is_the_unmoved_twin_to_the_bit(
 
 @pytest.mark.parametrize("how", ["stopped", "dead", "keeper", "killed"])
 def test_a_rank_that_is_stopped_or_dead_is_noticed_and_nothing_is_left(
-    backend: LocalBackend, make: Callable[..., Watched], inside: dict[str, Any], old_records: set[str], how: str
+    old_records: set[str], backend: LocalBackend, make: Callable[..., Watched], inside: dict[str, Any], how: str
 ) -> None:
     job = spec("lost", environment=inside)
     run = make(job)
@@ -267,6 +270,36 @@ def test_nothing_of_a_contained_command_is_left(
         assert_all_gone(family)
         assert how == "shepherd" or records() == old_records
         run.run.close()
+
+
+def test_a_contained_command_ends_when_its_node_has_lost_its_controller(
+    inside: dict[str, Any], place: Path, old_records: set[str]
+) -> None:
+    """The agent's fork server outlives the agent; the command may not outlive its contact by more than its outage."""
+    told: queue.Queue[Message] = queue.Queue()
+    forks, process, log = ForkServerClient(place / "node", orphan_limit_s=300), "j-alone.1.a/0", place / "alone.log"
+    forks.start(told.put, lambda: None)
+    server = psutil.Process(told.get(timeout=120)["pid"])
+    try:
+        environment = Environment(**inside).model_dump(mode="json")
+        launch = {"job_id": "j-alone", "generation": 1, "command": ["python3", "-c", LEAVES_SOME], "outage_s": 5.0}
+        order = {"do": "fork", "process": process, "entry": COMMAND_ENTRY, "log": str(log)}
+        forks.order({"do": "seen"})
+        forks.order(order | {"launch": launch | {"environment": environment}})
+        forks.order({"do": "send", "process": process, "message": {"do": "start", "variables": {"SUIKA_DEVICES": "0"}}})
+        deadline = time.monotonic() + 60
+        while "ready" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < deadline
+            forks.order({"do": "seen"})
+            time.sleep(0.2)
+        family = server.children(recursive=True)
+        assert len(family) > 4
+        assert_all_gone(family)
+        assert records() == old_records
+        assert server.is_running()
+    finally:
+        end_fork_server(place / "node")
+        forks.close()
 
 
 def _instead(start: list[str], option: str) -> list[str]:
