@@ -135,6 +135,21 @@ def test_a_slow_writer_does_not_lose_the_snapshot_that_overtook_it(monkeypatch: 
     assert (complete.step, keeper.newest, keeper.busy) == (20, ("/20", 20), False)
 
 
+def test_words_that_are_told_again_begin_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new controller hears that rank 0 has published before it hears that rank 1 had written."""
+    monkeypatch.setattr(Gang, "tell", lambda *_, **content: None)
+    keeper = SnapshotKeeper(Gang("job", None, lambda *_: None, Limits()))  # type: ignore[arg-type]
+    ranks = {device: Member(str(device), device, 0.0) for device in (Device("a", 0), Device("a", 1))}
+    first, second = ranks.values()
+    message = {"generation": 1, "step": 10, "stall_s": 0.1, "path": "/10"}
+    keeper.hear(ranks, first, {**message, "say": "written"})
+    assert keeper.hear(ranks, first, {**message, "say": "published"}) is not None
+    assert keeper.hear(ranks, second, {**message, "say": "written"}) is None
+    assert not keeper.busy, "nothing more will come: a move, or the job's end, would wait for it"
+    keeper.hear(ranks, second, {**message, "say": "written", "step": 20})
+    assert keeper.busy
+
+
 def test_a_snapshot_that_is_published_during_a_commit_counts(run: Callable[..., Watched]) -> None:
     job_run, rank = run(spec()), Member("rank", Device("a", 0), 0.0)
     job_run.generation = 2

@@ -29,6 +29,7 @@ class SnapshotKeeper:
         self._gang = gang
         self._pending: _Pending | None = None
         self._failed: tuple[int, int] | None = None  # (generation, step) of one that a rank could not write
+        self._published = (0, 0)  # (generation, step) of the newest one that was heard to be complete
         self.newest: tuple[str | None, int] = (None, 0)  # (path, steps done in it)
         self.error: str | None = None  # why the last one failed
 
@@ -47,6 +48,7 @@ class SnapshotKeeper:
         overtaken = pending is not None and place < (pending.generation, pending.step)  # a slow rank's late word
         match message["say"]:
             case "published":
+                self._published = max(self._published, place)
                 stall_s = pending.stall_s if pending and not overtaken else 0.0
                 if not overtaken:
                     self._pending, self.error = None, None
@@ -54,8 +56,8 @@ class SnapshotKeeper:
                     return None
                 self.newest = (message["path"], step)
                 return Snapshotted(self._gang.job_id, generation, step, message["path"], stall_s)
-            case _ if overtaken or place == self._failed:
-                return None
+            case _ if overtaken or place == self._failed or place <= self._published:
+                return None  # after a controller's restart the last words of all ranks are told again, in any order
             case "written":
                 if pending is None or (pending.generation, pending.step) != place:
                     pending = self._pending = _Pending(generation, step)
