@@ -9,7 +9,10 @@ import site
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 import suika
 
@@ -30,6 +33,8 @@ def container(runtime: str, folder: Path, python: bool = True) -> list[str]:
     programs = {"podman": ("podman", "runc"), "bubblewrap": ("bwrap",)}[runtime]
     for program in programs:
         assert shutil.which(program), MISSING.format(program)
+    if refusal := _refusal():
+        pytest.skip(f"THIS MACHINE LETS NOBODY MAKE NAMESPACES OR MOUNTS, {runtime} is not tested: {refusal}")
     ours = [Path(sys.prefix), Path(sys.base_prefix), Path(suika.__file__).parents[2]]
     shown = [folder, *(ours if python else ())]
     if runtime == "podman":
@@ -39,6 +44,14 @@ def container(runtime: str, folder: Path, python: bool = True) -> list[str]:
     inside = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *binds, *apart]
     search = ["--setenv", "PATH", _path()]
     return ["bwrap", *inside, "--die-with-parent", *search]
+
+
+@cache
+def _refusal() -> str:
+    """What the kernel says to whoever makes a namespace and mounts something in it; nothing if it may be done."""
+    kinds = ["--mount", "--pid", "--fork", "--ipc", "--uts"]
+    tried = subprocess.run(["unshare", *kinds, "mount", "-t", "tmpfs", "none", "/tmp"], capture_output=True, timeout=60)
+    return tried.stderr.decode().strip() if tried.returncode else ""
 
 
 def _podman(folder: Path, shown: list[Path]) -> list[str]:

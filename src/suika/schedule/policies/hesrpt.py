@@ -2,8 +2,9 @@
 
 With m jobs of known sizes, largest first, job i gets the share (i/m)^(1/(1-p)) - ((i-1)/m)^(1/(1-p)) of all devices:
 optimal for the mean completion time if all jobs are present, devices are divisible and moves are free. Adapted: p is
-0.8, or fitted to each hull (log-log slope) and averaged (`power=0`: 3 % worse on the development traces); shares are rounded down to feasible sizes; what remains is spent by
-time saved per device; a running job changes only if that saves more than `repay` times its pause.
+0.8, or fitted to each hull (log-log slope) and averaged (`power=0`: 3 % worse on the development traces); shares are
+rounded down to feasible sizes; what remains is spent by time saved per device; a running job changes only if that saves
+more than `repay` times its pause.
 """
 
 from __future__ import annotations

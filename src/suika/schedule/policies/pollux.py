@@ -1,10 +1,10 @@
 """Pollux (OSDI'21), the scheduler's part: co-adaptive sharing by a power mean of speedups.
 
-A job's speedup is its rate over its rate at a fair share of the cluster; the allocation maximises the power mean with
-p = -1 over all jobs, a changed job's speedup being multiplied by its restart factor. Adapted: goodput is throughput
-here (the global batch is fixed, so there is no statistical efficiency to trade); instead of a genetic search, jobs
-get their smallest size in order of attained service (age was far worse) and then the best marginal gain of the objective per device, which is exact
-for concave curves; jobs without devices count as a small speedup.
+A job's speedup is its rate over its rate at a fair share of the cluster; the allocation maximises the power mean with p
+= -1 over all jobs, a changed job's speedup being multiplied by its restart factor. Adapted: goodput is throughput here
+(the global batch is fixed, so there is no statistical efficiency to trade); instead of a genetic search, jobs get their
+smallest size in order of attained service (age was far worse) and then the best marginal gain of the objective per
+device, which is exact for concave curves; jobs without devices count as a small speedup.
 """
 
 from __future__ import annotations

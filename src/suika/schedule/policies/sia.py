@@ -7,9 +7,9 @@ it differs from what it has, multiplied by a restart factor, the program maximis
     sum over jobs of  lambda x [gets nothing: -1] - |G[config]|^p     (p = -0.5)
 
 Adapted: lambda is 2.1 here (1.1 in the paper): what a job loses by getting nothing then outweighs what others gain by
-growing, which took 9 to 25 % off the average completion time; p is -1 here (best of -0.25, -0.5 and -1). One device type makes the program a multiple-choice
-knapsack, solved exactly by dynamic programming; a round also begins at arrivals and ends, which helped it in every
-trace tried.
+growing, which took 9 to 25 % off the average completion time; p is -1 here (best of -0.25, -0.5 and -1). One device
+type makes the program a multiple-choice knapsack, solved exactly by dynamic programming; a round also begins at
+arrivals and ends, which helped it in every trace tried.
 """
 
 from __future__ import annotations
