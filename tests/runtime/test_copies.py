@@ -467,7 +467,8 @@ def test_no_more_than_two_sets_stand_in_memory(run: Callable[..., Watched]) -> N
     predicted, seen = with_copies(own_bytes(JobShape.of(job), job_run.plan)), {"a": 0, "b": 0}
     until = wait_copied(job_run, job_run.step + 1).step + 20
     while job_run.step < until:
-        job_run.command(job_run.copies.best).result(10)
+        job_run.command(job_run.copies.holders.doubt).result(10)
+        job_run.command(job_run.copies.holders.listen).result(10)
         for holder in list(job_run.copies.holders.alive.values()):
             seen[holder.node] = max(seen[holder.node], holder.num_bytes)
     for node, most in seen.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+from suika.runtime.copies import Copies
 from suika.runtime.copysets import CopySets, Lineage, is_name
+from suika.runtime.rooms import Rooms
 
 from .conftest import plan, spec
 
@@ -95,3 +98,29 @@ def test_a_job_that_waits_takes_the_step_that_it_was_promised_alone() -> None:
     assert keys(sets) == []
     whole(sets, 4, 70)
     assert keys(sets) == [(4, 70)]
+
+
+def test_what_a_job_is_to_start_from_is_not_given_up_for_a_death_that_is_heard_later() -> None:
+    """One holder has all of a set that the other's death kept from being complete."""
+    sent = []
+    on_one_node = META | {"plan": plan("tp=2,pp=1,dp=1", "a0 a1", spec()).to_dict()}
+
+    def send(process: str, order: dict[str, Any]) -> None:
+        sent.append((process, order["do"]))
+        if order["do"] == "report":
+            said = {"say": "holding", "num_bytes": 9, "host": "h", "port": 1, "line": "l", "token": "t"}
+            copies.hear({"event": "message", "process": process, "message": said | {"request": order["request"]}})
+
+    processes: Any = SimpleNamespace(rooms=Rooms(dict), send=send)
+    gang: Any = SimpleNamespace(pump=lambda until_s: None)
+    copies = Copies("j", spec(memory_copy_every_steps=5), processes, gang, lambda event: None)
+    copies.holders.adopt({"ha": "a", "hb": "b"})
+    copies._asked = (1, 0.0)
+    for rank in (0, 1):
+        word = held(1, 5, rank, alone=1, copied=True) | {"say": "held", "meta": {} if rank else on_one_node}
+        copies.hear({"event": "message", "process": "hb", "message": word})
+    best = copies.best()
+    copies.hear({"event": "exit", "process": "ha", "code": -9})
+    assert best is not None
+    assert copies.best() is best
+    assert ("hb", "drop") not in sent

@@ -179,12 +179,13 @@ class Copies:
     # -- after a loss -------------------------------------------------------------------------------------------------
 
     def best(self) -> CopySet | None:
-        """The newest set that can be had whole from holders which answer now."""
+        """The newest set that can be had whole from holders which answer now. For a job without ranks."""
         self.holders.doubt()
         return self.best_known()
 
     def best_known(self) -> CopySet | None:
         """The same, of holders that have answered when they were asked last."""
+        self._asked = None  # no rank is there to complete a set: from now on none is given up for another's death
         self.holders.listen()
         for one in self._sets:
             there = (self.holders.at_hand(held) for held in (one.own, one.copied))
