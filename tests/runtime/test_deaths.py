@@ -122,6 +122,29 @@ def test_a_rank_that_is_needed_dies_in_a_move(run: Callable[..., Watched], phase
     assert freed == {Device("a", 0), Device("a", 1), Device("b", 0), Device("b", 1), Device("b", 2)}
 
 
+def test_who_has_left_is_told_though_the_job_ends_before_the_others_have(run: Callable[..., Watched]) -> None:
+    """A device that nobody says is free is nobody's any more."""
+    job = spec(snapshot_every_steps=5)
+    job_run = run(job)
+    job_run.start(plan(*FOUR, job), 1).result(60)
+    job_run.wait(Snapshotted)
+    leaver = job_run.pid("a1")
+
+    def hook(event: JobEvent) -> None:
+        if isinstance(event, Moving) and event.record.phase == Phase.COMMIT:
+            for pid in (leaver, job_run.pid("b2")):
+                os.kill(pid, signal.SIGKILL)
+                deadline = time.monotonic() + 10
+                while not _gone(pid) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+
+    job_run.hook = hook
+    job_run.redeploy(plan(*THREE, job), 2, USER)
+    assert job_run.wait(Ended, timeout_s=20).dead == (Device("b", 2),)
+    freed = {device for event in job_run.events if isinstance(event, Released) for device in event.devices}
+    assert freed == {Device("a", 0), Device("a", 1), Device("b", 0), Device("b", 1), Device("b", 2)}
+
+
 def test_a_leaver_may_die_once_all_is_verified(run: Callable[..., Watched]) -> None:
     job = spec()
     job_run = run(job)

@@ -143,7 +143,12 @@ class Move:
 
     def _release(self) -> None:
         """Leavers go; their devices are free from now on."""
-        self._gang.dismiss([m for m in self._leavers.values() if m.alive])
+        try:
+            self._gang.dismiss([m for m in self._leavers.values() if m.alive])
+        except DiedError:  # of a rank that is needed: the job ends, and who has left already is no part of it
+            if gone := tuple(device for device, member in self._leavers.items() if not member.alive):
+                self._run.emit(Released(self._run.job_id, self._record.generation, gone))
+            raise
         self._mark(Phase.RELEASE)
         self._record = replace(self._record, total_s=self._marks[-1] - self._marks[0])
         self._enter(Phase.RELEASE)
