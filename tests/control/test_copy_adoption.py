@@ -178,10 +178,10 @@ def test_what_one_node_lacks_another_may_have(world: World, lost: Callable[[], R
     assert again.watch.snapshot == f"memory:1/{STEP}"
 
 
-@pytest.mark.parametrize("have", ["nothing", "half", "another step", "no holder"])
+@pytest.mark.parametrize("have", ["nothing", "half", "an older step", "no holder"])
 def test_without_its_state_it_goes_back_to_the_snapshot(world: World, lost: Callable[[], Restarted], have: str) -> None:
     again = lost()
-    said = {"nothing": [], "half": shares(world)[:1], "another step": shares(world, step=STEP + 5)}
+    said = {"nothing": [], "half": shares(world)[:1], "an older step": shares(world, step=STEP - 5)}
     agent = Agent(again.hub, "n0", {holder(world, "n0"): said[have]} if have in said else {})
     agent.come()
     Agent(again.hub, "n1", {}).come()

@@ -87,12 +87,16 @@ def test_a_new_controller_finds_the_copies_and_recovers_from_them(net: Net) -> N
     wait(lambda: not any(alive(pid) for pid in holders), 20, "the holders to end")
 
 
+WAITS = ("recovering", "queued", "unsatisfiable")
+
+
 # -- a controller that is killed while the job waits ------------------------------------------------------------------
 
 
 def submitted(cluster: ServedCluster, name: str, devices: int, **more: Any) -> None:
     """A job that runs, and that has copies of its state in memory."""
     job = cluster.job(name, 1_000_000, devices, devices, memory_copy_every_steps=5, snapshot_every_steps=0, **more)
+    job["preemption"] = {"policy": "never"}
     cluster.ask("submit", job=job)
     wait(lambda: ((cluster.ask("describe", job=name)["memory_copies"] or {}).get("step") or 0) > 5, 90, "a copy")
 
@@ -106,11 +110,16 @@ def processes(folder: Path) -> list[int]:
 
 
 def strike(cluster: ServedCluster, name: str, node: str) -> int:
-    """Kill every process of the job on `node`; the step that it is to go on from once it waits."""
+    """Kill every process of the job on `node`; the step that it is to go on from. It waits until `may_start`."""
+    cluster.ask("set_quota", tenant="default", quota={"max": 1})
     for pid in processes(cluster.folder / node):
         os.kill(pid, signal.SIGKILL)
-    wait(lambda: cluster.rows()[name]["state"] in ("recovering", "queued"), 60, "the loss to be noticed")
+    wait(lambda: cluster.rows()[name]["state"] in WAITS, 60, "the loss to be noticed")
     return int(cluster.rows()[name]["steps_done"])
+
+
+def may_start(cluster: ServedCluster) -> None:
+    cluster.ask("set_quota", tenant="default", quota={"max": None})
 
 
 def events(cluster: ServedCluster, name: str, kind: str) -> list[dict[str, Any]]:
@@ -126,7 +135,6 @@ def restart(cluster: ServedCluster) -> None:
 
 
 def test_a_job_that_waits_keeps_its_copies_over_a_restart(tmp_path: Path) -> None:
-    """It needs all devices, and one is set aside for a while after its process died: so it waits."""
     with served(tmp_path, policy="fifo", devices=2) as cluster:
         submitted(cluster, "big", 4)
         for row in cluster.ask("nodes"):
@@ -136,15 +144,19 @@ def test_a_job_that_waits_keeps_its_copies_over_a_restart(tmp_path: Path) -> Non
         holders = processes(cluster.folder / "n1")
         assert len(holders) == 1, "the other node's holder has everything"
         restart(cluster)
+        wait(lambda: events(cluster, "big", "taken-back"), 90, "its copies to be found")
+        assert int(events(cluster, "big", "taken-back")[-1]["copies"].rpartition("/")[2]) >= step
+        restart(cluster)
+        wait(lambda: len(events(cluster, "big", "taken-back")) == 2, 90, "them to be found once more")
+        may_start(cluster)
         wait(lambda: len(events(cluster, "big", "launched")) == 2, 90, "the job to run again")
-        assert events(cluster, "big", "taken-back")[-1]["copies"].endswith(f"/{step}")
-        assert events(cluster, "big", "launched")[-1]["resumed_step"] == step
+        assert events(cluster, "big", "launched")[-1]["resumed_step"] >= step
         assert events(cluster, "big", "copies-gone") == []
         wait(lambda: cluster.ask("describe", job="big")["memory_copies"] is not None, 60, "copies of the new run")
         assert alive(holders[0]), "it goes on keeping"
         cluster.ask("cancel", job="big")
         wait(lambda: not processes(cluster.folder), 30, "all its processes to end, holders too")
-        assert all(row["copies_bytes"] == 0 for row in cluster.ask("nodes"))
+        wait(lambda: not any(row["copies_bytes"] for row in cluster.ask("nodes")), 30, "nobody to count them")
 
 
 def test_without_its_copies_it_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -156,6 +168,7 @@ def test_without_its_copies_it_does_not_wait_for_ever(tmp_path: Path) -> None:
         for pid in processes(cluster.folder):
             os.kill(pid, signal.SIGKILL)
         cluster.controller = cluster.begin()
+        may_start(cluster)
         wait(lambda: len(events(cluster, "big", "launched")) == 2, 90, "the job to run again")
         assert events(cluster, "big", "copies-gone") == [{"step": step, "snapshot_step": 0}]
         assert events(cluster, "big", "launched")[-1]["resumed_step"] == 0
@@ -187,7 +200,7 @@ def test_a_node_is_lost_for_good_and_the_controller_with_it(tmp_path: Path) -> N
         assert cluster.rows()["other"]["state"] == "running"
         cluster.ask("cancel", job="other")
         wait(lambda: len(events(cluster, "lost", "launched")) == 2, 60, "the job to run again")
-        assert events(cluster, "lost", "launched")[-1]["resumed_step"] == step
+        assert events(cluster, "lost", "launched")[-1]["resumed_step"] >= step
         cluster.ask("cancel", job="lost")
         wait(lambda: not processes(cluster.folder), 30, "all processes to end, holders too")
 

@@ -74,14 +74,15 @@ def is_name(snapshot: str | None) -> bool:
 @dataclass(frozen=True)
 class Lineage:
     """Which sets are of the job's present history: those of generations from `since` on, and the one that it was last
-    started from. While it waits to start again: those of one `step` alone, the one that was promised."""
+    started from. While it waits to start again: those of the `step` that was promised, or of a later one that became
+    whole after that was said."""
 
     since: int = 0
     source: Key | None = None
     step: int | None = None
 
     def has(self, key: Key) -> bool:
-        return key == self.source or (key[0] >= self.since and self.step in (None, key[1]))
+        return key == self.source or (key[0] >= self.since and key[1] >= (self.step or 0))
 
 
 class CopySets:
