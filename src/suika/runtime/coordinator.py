@@ -240,6 +240,8 @@ class JobRun:
         began_s = time.monotonic()
         limits, self.generation, self.plan, self.times = self.limits, generation, plan, StepTimes()
         recall, snapshot, fell_back = self._source(snapshot)
+        if recall is None:
+            self.copies.forsake(generation)
         self._prepare_nodes(plan, generation)
         store = self.store()
         self.ranks = {device: self.spawn(device, generation) for device in plan.devices}
@@ -249,7 +251,10 @@ class JobRun:
         source = None
         if recall is not None:
             fell_back = self._recall(generation, snapshot)
-            source = (recall["generation"], recall["step"]) if fell_back is None else None
+            if fell_back is None:
+                source = recall["generation"], recall["step"]
+            else:
+                self.copies.forsake(generation)
         running = self.gang.gather("running", generation, self.ranks.values(), limits.build_s, self.check)
         self.step = running[0]["step"]
         if snapshot is not None and source is None:

@@ -57,6 +57,12 @@ class Copies:
 
     # -- while the job trains -----------------------------------------------------------------------------------------
 
+    def forsake(self, generation: int) -> None:
+        """In `generation` the job starts from what is not in memory: all copies of before are of a past that it gives
+        up, also those of nodes that are away now, and though this start may fail."""
+        self._sets.keep_to(Lineage(generation))
+        self.holders.tell("drop", before=(generation, 0), sets=[])
+
     def begin(self, generation: int, step: int, source: Key | None) -> None:
         """The job has started with so many steps done, from the set `source` or from none: others are of a past that
         it has given up. The first copy is due as soon as there are holders."""
@@ -216,8 +222,8 @@ class Copies:
         self.holders.doubt()
 
     def end(self) -> None:
-        """Nobody will need the copies any more."""
+        """Nobody will need the copies any more. What was given up before stays so: nodes that are away may have it."""
         self.holders.end()
         if self._every:
             self._processes.rooms.release(self._job_id)
-        self._sets, self._nodes, self._asked, self._due = CopySets(), [], None, 0
+        self._sets, self._nodes, self._asked, self._due = CopySets(self._sets.lineage), [], None, 0

@@ -88,9 +88,9 @@ class Lineage:
 class CopySets:
     """All sets of a job that are not given up."""
 
-    def __init__(self) -> None:
+    def __init__(self, lineage: Lineage | None = None) -> None:
         self.newest: Key | None = None  # that counts
-        self.lineage = Lineage()
+        self.lineage = lineage or Lineage()
         self._sets: dict[Key, CopySet] = {}
         self._given_up: set[Key] = set()  # what holders said of them before they dropped them may still come
 

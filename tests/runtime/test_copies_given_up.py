@@ -1,0 +1,100 @@
+"""The coordinator's part of copies, over holders that are played: what counts, what was given up, who is let go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suika.runtime.adopt import join_copies
+from suika.runtime.coordinator import JobRun
+from suika.runtime.events import Ended, JobEvent
+from suika.runtime.gang import Limits
+from suika.runtime.messages import Message
+from suika.runtime.rooms import NodeMemory, Rooms
+
+from .conftest import CLUSTER, plan, spec
+
+Listener = Callable[[Message], None]
+ONE_RANK = ("tp=1,pp=1,dp=1", "a0")
+
+
+class Played:
+    """Processes of the nodes a and b: holders answer, and say what they `have`; ranks and stores die."""
+
+    def __init__(self) -> None:
+        memory = dict.fromkeys("ab", NodeMemory(1 << 40, 1 << 39, 1 << 38))
+        self.rooms = Rooms(lambda: memory)
+        self.have: dict[str, list[dict[str, Any]]] = {}
+        self.sent: list[tuple[str, Message]] = []
+        self.killed: list[str] = []
+        self._listeners: dict[str, Listener] = {}
+
+    def claim(self, process: str, listener: Listener) -> None:
+        self._listeners[process] = listener
+
+    def spawn(self, process: str, node: str, entry: str, launch: Any, listener: Listener) -> None:
+        self.claim(process, listener)
+        listener({"event": "forked", "process": process, "pid": 1})
+        if ".holder." in process:
+            self._holding(process, 0)
+        else:
+            threading.Timer(0.1, self.kill, (process,)).start()  # no start comes further
+
+    def send(self, process: str, message: Message) -> None:
+        self.sent.append((process, message))
+        if message["do"] == "report":
+            self.answer(process, message["request"])
+
+    def answer(self, process: str, request: int) -> None:
+        for held in self.have.get(process, []):
+            self.say(process, "held", **held)
+        self._holding(process, request)
+
+    def say(self, process: str, word: str, **content: Any) -> None:
+        message = {"say": word, "generation": 0, **content}
+        self._listeners[process]({"event": "message", "process": process, "message": message})
+
+    def _holding(self, process: str, request: int) -> None:
+        address = {"host": "h", "port": 1, "line": "l", "token": "t"}
+        self.say(process, "holding", num_bytes=0, request=request, **address)
+
+    def kill(self, process: str) -> None:
+        self.killed.append(process)
+        if (listener := self._listeners.pop(process, None)) is not None:
+            listener({"event": "exit", "process": process, "code": -9})
+
+    def ping(self, processes: Any) -> None: ...
+
+    def unanswered_s(self, process: str) -> float:
+        return 0.0
+
+
+def held(generation: int, step: int, rank: int, layout: tuple[str, str], copied: bool = False) -> dict[str, Any]:
+    """A share of a layout none of whose state lies on one node alone."""
+    meta = {"plan": plan(*layout, spec()).to_dict(), "records": {}}
+    about = {"generation": generation, "step": step, "rank": rank, "copied": copied, "alone": 0}
+    return about | {"num_bytes": 10, "stall_s": 0.0, "meta": meta}
+
+
+@pytest.mark.parametrize("coordinator", ["the same", "a new one"])
+def test_a_start_from_disk_that_fails_brings_no_given_up_past_back(tmp_path: Path, coordinator: str) -> None:
+    """Generation 3 had come to step 300 on a node that was cut off; generation 5 went on from the disk's step 80 to
+    100. The node comes back while the job waits to start from there."""
+    processes, events = Played(), list[JobEvent]()
+    job = spec(memory_copy_every_steps=10)
+    limits = Limits(silent_s=2, answer_s=2, launch_s=5)
+    run = JobRun("j", job, processes, CLUSTER, tmp_path, "", events.append, limits=limits)
+    if coordinator == "the same":
+        run.command(lambda: (run.copies.begin(5, 80, None), run.copies.end())).result(5)
+    run.keeper.newest = ("/disk/100", 100)
+    processes.have["j.holder.b.x"] = [held(3, 300, 0, ONE_RANK)]
+    join_copies(run, {"j.holder.b.x": "b"}, processes.claim).result(5)
+    with pytest.raises(Exception, match="is gone"):
+        run.start(plan(*ONE_RANK, job), 9, "/disk/100").result(20)
+    run.close()
+    (ended,) = [event for event in events if isinstance(event, Ended)]
+    assert (ended.snapshot, ended.snapshot_step) == ("/disk/100", 100)
