@@ -58,10 +58,13 @@ class Agent(AgentEnd):
             if order["do"] == "kill" and self.processes.pop(process, None) is not None:
                 self.say("exit", process=process, code=-9)
             elif order["do"] == "send" and order["message"]["do"] == "report" and process in self.processes:
-                for held in self.have[process]:
-                    self.say("message", process=process, message={"say": "held", **held})
-                holding = {"say": "holding", "generation": 0, "num_bytes": 10, **ADDRESS}
-                self.say("message", process=process, message=holding | {"request": order["message"].get("request")})
+                self._report(process, order["message"]["request"])
+
+    def _report(self, process: str, request: int) -> None:
+        for held in self.have[process]:
+            self.say("message", process=process, message={"say": "held", **held})
+        holding = {"say": "holding", "generation": 0, "num_bytes": 10, **ADDRESS, "request": request}
+        self.say("message", process=process, message=holding)
 
 
 class Restarted:
@@ -213,6 +216,44 @@ def test_a_holder_that_is_slow_to_answer_is_waited_for(
         put(word)
     again.until(lambda: again.watch.busy_until_s == 0, "its answer")
     assert again.watch.snapshot == f"memory:1/{STEP}"
+
+
+class Replaying(Agent):
+    """After its hello it says again what its holders said last to another coordinator: of what they hold one share,
+    and the answer to its request, if they number them. To new questions they answer after a moment."""
+
+    request: int | None = None
+
+    def come(self) -> None:
+        super().come()
+        for process, have in self.have.items():
+            self.say("message", process=process, message={"say": "held", **have[-1]})
+            self.say("message", process=process, message=self._holding(self.request))
+
+    def _holding(self, request: int | None) -> dict[str, Any]:
+        holding = {"say": "holding", "generation": 0, "num_bytes": 10, **ADDRESS}
+        return holding if self.request is None else holding | {"request": request}
+
+    def _report(self, process: str, request: int) -> None:
+        time.sleep(0.2)
+        for held in self.have[process]:
+            self.say("message", process=process, message={"say": "held", **held})
+        self.say("message", process=process, message=self._holding(request))
+
+
+@pytest.mark.parametrize("request_before", [None, 0, 2, 1 << 60])
+def test_an_answer_to_another_coordinator_is_none(
+    world: World, lost: Callable[[], Restarted], request_before: int | None
+) -> None:
+    """All nodes are here, and their newest words sound as if half of the set were gone."""
+    again = lost()
+    Agent(again.hub, "n1", {}).come()
+    agent = Replaying(again.hub, "n0", {holder(world, "n0"): shares(world)})
+    agent.request = request_before
+    agent.come()
+    again.until(lambda: again.watch.busy_until_s == 0, "the copies")
+    assert again.watch.snapshot == f"memory:1/{STEP}"
+    assert world.job("train").steps_done == STEP
 
 
 def test_when_the_lease_is_over_nobody_waits_longer(world: World, lost: Callable[[], Restarted]) -> None:

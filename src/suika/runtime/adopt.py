@@ -90,7 +90,7 @@ def take_back_copies(
 ) -> Future[Answer]:
     """Make holders `found` (process -> node) those of the fresh `run` of a job that waits to start again from what they
     have, all of `lineage`. `last`: no more will come; if they do not suffice they are ended, but while it is `in_time`
-    not before all of them have answered."""
+    not before all of them have surely answered."""
 
     def take() -> Answer:
         run.keeper.newest = snapshot or (None, 0)
@@ -103,7 +103,7 @@ def take_back_copies(
         best = run.copies.best_known()
         if best is not None:
             return Answer(best.name)
-        final = last and (run.copies.holders.all_answered or not in_time)
+        final = last and (run.copies.holders.all_surely_answered or not in_time)
         if final:
             run.copies.end()
         return Answer(None, final)

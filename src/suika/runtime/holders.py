@@ -5,7 +5,6 @@ They are no members of the gang. One that was let go is not heard any more.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +17,7 @@ from suika.runtime.messages import Message, Processes
 ANSWER_S = 5.0  # they have the lowest claim on their nodes' processors
 _HANGS_S = 10.0  # who has not answered for so long, after something went wrong, is replaced
 _MOST_FAILURES = 3  # of a node's holders, one after the other: then it is asked no more
+_FIRST_BITS = 48  # of a coordinator's first request: what answers another one's is not mistaken for an answer
 _ADDRESS = ("host", "port", "line", "token")
 
 
@@ -31,6 +31,7 @@ class Seen:
     address: Mapping[str, Any] | None = None  # known once it has said so
     asked: int | None = None  # the first request that it has not answered
     asked_s: float = 0.0  # when that was
+    unsure: bool = False  # its last answer did not say to which request: it may be one to another coordinator
     num_bytes: int = 0  # that it held when it last said so
 
 
@@ -41,7 +42,7 @@ class Holders:
         self.alive: dict[str, Seen] = {}  # by process
         self._job_id, self._processes, self._gang = job_id, processes, gang
         self._failures: dict[str, int] = {}
-        self._requests = itertools.count(1)
+        self._last_request = secrets.randbits(_FIRST_BITS)
 
     # -- where they are -----------------------------------------------------------------------------------------------
 
@@ -109,12 +110,16 @@ class Holders:
                 self._count()
             case "message", "holding":
                 holder.address, holder.num_bytes = {name: message[name] for name in _ADDRESS}, message["num_bytes"]
-                if holder.asked is not None and message.get("request", holder.asked) >= holder.asked:
-                    holder.asked = None  # older ones do not say which they answer
+                self._answered(holder, message.get("request"))
                 self._count()
             case "message", "no-start":  # its node refuses it, and would again
                 self._failures[holder.node] = _MOST_FAILURES
                 self._let_go(holder)
+
+    def _answered(self, holder: Seen, request: int | None) -> None:
+        """Its newest word is said again to a new coordinator, which has asked it other questions."""
+        if holder.asked is not None and (request is None or holder.asked <= request <= self._last_request):
+            holder.asked, holder.unsure = None, request is None  # older ones do not say which they answer
 
     def tell(self, do: str, **content: Any) -> None:
         for process in self.alive:
@@ -122,7 +127,7 @@ class Holders:
 
     def doubt(self) -> None:
         """Have all of them say what they have."""
-        request = next(self._requests)
+        self._last_request = request = self._last_request + 1
         for holder in self.alive.values():
             if holder.asked is None:
                 holder.asked, holder.asked_s = request, time.monotonic()
@@ -137,6 +142,11 @@ class Holders:
     @property
     def all_answered(self) -> bool:
         return all(holder.asked is None for holder in self.alive.values())
+
+    @property
+    def all_surely_answered(self) -> bool:
+        """Whether what they said is what they have now."""
+        return self.all_answered and not any(holder.unsure for holder in self.alive.values())
 
     def end_hanging(self) -> None:
         for holder in self.alive.values():
