@@ -11,8 +11,10 @@ import pytest
 
 from suika.runtime.adopt import join_copies
 from suika.runtime.coordinator import JobRun
+from suika.runtime.copies import Copies
+from suika.runtime.copysets import Lineage
 from suika.runtime.events import Ended, JobEvent
-from suika.runtime.gang import Limits
+from suika.runtime.gang import Gang, Limits
 from suika.runtime.messages import Message
 from suika.runtime.rooms import NodeMemory, Rooms
 
@@ -31,6 +33,7 @@ class Played:
         self.have: dict[str, list[dict[str, Any]]] = {}
         self.sent: list[tuple[str, Message]] = []
         self.killed: list[str] = []
+        self.late: list[tuple[str, int]] | None = None  # reports that wait, if they do
         self._listeners: dict[str, Listener] = {}
 
     def claim(self, process: str, listener: Listener) -> None:
@@ -46,7 +49,9 @@ class Played:
 
     def send(self, process: str, message: Message) -> None:
         self.sent.append((process, message))
-        if message["do"] == "report":
+        if message["do"] == "report" and self.late is not None:
+            self.late.append((process, message["request"]))
+        elif message["do"] == "report":
             self.answer(process, message["request"])
 
     def answer(self, process: str, request: int) -> None:
@@ -98,3 +103,36 @@ def test_a_start_from_disk_that_fails_brings_no_given_up_past_back(tmp_path: Pat
     run.close()
     (ended,) = [event for event in events if isinstance(event, Ended)]
     assert (ended.snapshot, ended.snapshot_step) == ("/disk/100", 100)
+
+
+def _copies(processes: Played, emit: Callable[[JobEvent], None]) -> tuple[Copies, Gang]:
+    gang = Gang("j", processes, lambda member, message: None, Limits())
+    copies = Copies("j", spec(memory_copy_every_steps=10), processes, gang, emit)
+    gang.hear_other = copies.hear
+    return copies, gang
+
+
+def test_nobody_is_let_go_before_it_has_said_what_it_holds() -> None:
+    """After a move, under a new coordinator: the newest set lies where the job is no more, and the first step is heard
+    before what the holders say."""
+    processes = Played()
+    copies, gang = _copies(processes, lambda event: None)
+    before = ("tp=2,pp=1,dp=1", "a0 a1")
+    found = {"j.holder.a.x": "a", "j.holder.a.y": "a"}
+    for rank, process in enumerate(found):
+        processes.claim(process, gang.post)
+        processes.have[process] = [held(5, 110, rank, before)]
+    copies.take_back(found, Lineage(5))
+    processes.late = []
+    copies.welcome()
+    after = plan("tp=1,pp=1,dp=1", "b0", spec())
+    copies.stepped(115, 6, after, {})
+    assert processes.killed == []
+    for process, request in processes.late:
+        processes.answer(process, request)
+    gang.drain()
+    copies.stepped(116, 6, after, {})
+    assert processes.killed == []
+    best = copies.best_known()
+    assert best is not None
+    assert best.key == (5, 110)

@@ -87,6 +87,8 @@ class Copies:
         """Have holders where they are needed, and a copy once they all are there. Where there is no room for one, look
         again when the next one would be due."""
         self.holders.end_hanging()
+        if not self.holders.all_answered:
+            return  # which of them are needed for what they hold is not known yet
         if self._wish[0] != generation:
             total = own_bytes(self._shape, plan)
             self._wish = generation, Wish(*({node: pair[i] for node, pair in total.items()} for i in (0, 1)))
