@@ -136,3 +136,16 @@ def test_nobody_is_let_go_before_it_has_said_what_it_holds() -> None:
     best = copies.best_known()
     assert best is not None
     assert best.key == (5, 110)
+
+
+def test_a_copy_that_is_under_way_at_a_good_end_is_no_trouble() -> None:
+    events = list[JobEvent]()
+    copies, gang = _copies(Played(), events.append)
+    copies.begin(5, 0, None)
+    for step in (1, 2):  # the holders come; then they are asked for a copy
+        copies.stepped(step, 5, plan(*ONE_RANK, spec()), {})
+        gang.drain()
+    assert copies._asked is not None
+    copies.end()
+    assert events == []
+    assert not copies.holders.alive

@@ -225,7 +225,7 @@ class Copies:
 
     def end(self) -> None:
         """Nobody will need the copies any more. What was given up before stays so: nodes that are away may have it."""
-        self.holders.end()
+        self._sets, self._nodes, self._asked, self._due = CopySets(self._sets.lineage), [], None, 0
+        self.holders.end()  # their exits are heard, and are no trouble
         if self._every:
             self._processes.rooms.release(self._job_id)
-        self._sets, self._nodes, self._asked, self._due = CopySets(self._sets.lineage), [], None, 0
