@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from suika.control import compute, frames
 from suika.control.compute import ComputeError, ComputeProcess
 from suika.control.pricing import EstimatedPricing
 from suika.core.cluster import parse_cluster_shorthand
@@ -115,3 +117,34 @@ def test_once_closed_everything_is_computed_here() -> None:
     asked.join()
     assert process.compute(os.getpid) == process.compute_there(os.getpid) == os.getpid()
     assert process.pid == pid
+
+
+def test_a_process_that_cannot_be_begun_anew_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = ComputeProcess()
+    assert process.is_up(60.0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process can be begun now")
+
+    first = process.pid
+    os.kill(first, signal.SIGKILL)
+    with monkeypatch.context() as broken:
+        broken.setattr(compute.subprocess, "Popen", refuse)
+        for _ in range(2):
+            assert process.compute(os.getpid) == process.compute_there(os.getpid) == os.getpid()
+    deadline = time.monotonic() + 60
+    while process.compute(os.getpid) == os.getpid() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.compute(os.getpid) == process.pid != first
+    process.close()
+
+
+def test_descriptors_above_a_thousand_can_be_waited_for() -> None:
+    """`select` cannot; a controller of many connections has them."""
+    low, end = os.pipe()
+    high = fcntl.fcntl(low, fcntl.F_DUPFD, 1500)
+    with os.fdopen(low, "rb"), os.fdopen(high, "rb") as pipe, os.fdopen(end, "wb") as writer:
+        assert not frames.ready(pipe, 0.0)
+        writer.write(b"x")
+        writer.flush()
+        assert frames.ready(pipe, 1.0)

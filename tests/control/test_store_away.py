@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from world import World
 
+from suika.control import final
 from suika.control.database import DatabaseStore
 from suika.control.memory_store import MemoryStore
 from suika.control.store import News, StoreAwayError
 from suika.core.job import Job, JobState
-from suika.runtime.events import Outcome
+from suika.core.redeployment import Phase, Redeployment
+from suika.runtime.events import Ended, Moving, Outcome
 
 WRITES = ("add", "put", "append", "saved", "calibrated", "set_draining")
 
@@ -83,6 +87,66 @@ def test_a_report_that_cannot_be_written_whole_is_not_half_done(
     assert world.kinds("a").count("job-recovering") == world.kinds("a").count("recovering") == 1
     world.controller.close()
     store.close()
+
+
+@pytest.fixture
+def stopping(tmp_path: Path) -> Iterator[tuple[World, list[bool]]]:
+    """A world whose database refuses every commit while the flag is set."""
+    store, full = DatabaseStore(f"sqlite:///{tmp_path}/suika.db"), [False]
+
+    @event.listens_for(store.engine, "commit")
+    def refuse(_: Any) -> None:
+        if full[0]:
+            raise OperationalError("COMMIT", {}, Exception("database or disk is full"))
+
+    world = World(tmp_path, store=store)
+    yield world, full
+    world.controller.close()
+    store.close()
+
+
+def test_a_final_checkpoint_is_delivered_once(
+    stopping: tuple[World, list[bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job's end is taken in again and again while nothing can be written; two deliveries would spoil each other."""
+    world, full = stopping
+    snapshot, delivered = tmp_path / "snapshot", []
+    snapshot.mkdir()
+    (snapshot / "manifest.json").write_text("{}")
+    real = final.deliver
+    monkeypatch.setattr(final, "deliver", lambda *given: (delivered.append(given), real(*given))[1])
+    run = world.start("a", "n0/0", final_checkpoint=str(tmp_path / "done"))
+    run.step, full[0] = 100, True
+    run.on_event(Ended(run.job_id, run.generation, Outcome.FINISHED, 100, str(snapshot), 100))
+    turn(world)
+    assert not delivered
+    full[0] = False
+    deadline = time.monotonic() + 20
+    while world.job("a").state is JobState.RUNNING and time.monotonic() < deadline:
+        turn(world)
+    assert world.job("a").state is JobState.FINISHED
+    assert len(delivered) == world.kinds("a").count("final-checkpoint") == 1
+
+
+def test_decisions_wait_on_until_it_is_written_that_they_are_void(stopping: tuple[World, list[bool]]) -> None:
+    world, full = stopping
+    run = world.start("a", "n0/0", "n0/1")
+    world.submit("b")
+    world.policy.next = [world.grant("a", "n1/0", "n1/1"), world.grant("b", "n0/0")]
+    turn(world)
+    state, watch = world.controller.state, world.controller.state.watch(world.job("a").id)
+    assert [waiting.after for waiting in state.waiting] == [{world.job("a").id}]
+    assert run.move is not None
+    plan, generation, reason = run.move[:3]
+    record = Redeployment(run.job_id, generation, run.plan, plan, reason, Phase.ABORTED, error="no room")
+    full[0] = True
+    run.on_event(Moving(run.job_id, run.generation, record))
+    turn(world)
+    assert (world.job("a").state, watch.failed_moves, len(state.waiting)) == (JobState.REDEPLOYING, 0, 1)
+    full[0] = False
+    turn(world)
+    assert (world.job("a").state, watch.failed_moves, len(state.waiting)) == (JobState.RUNNING, 1, 0)
+    assert world.kinds("a").count("move-failed") == world.kinds("b").count("decision-cancelled") == 1
 
 
 @pytest.mark.parametrize("what", ["start", "move", "stop"])

@@ -140,16 +140,18 @@ class Adoption:
         return bool(self._awaited)
 
     def _take_back(self, job: Job) -> None:
+        """What may fail comes first: then it is tried again, with nobody taken back by half."""
+        record, num_processes = self._on_record(job), len(self._roster.processes_of(job.id))
+        self.state.log("taken-back", job.id, processes=num_processes, generation=job.generation)
         del self._awaited[job.id]
         mine = self._roster.hand_over(job.id)
         watch = self.state.watch(job.id)
         watch.busy_until_s, run = 0.0, watch.run
         assert run is not None
         if isinstance(run, CommandRun):
-            run.take_back(self._on_record(job), mine, self._hub.claim)
+            run.take_back(record, mine, self._hub.claim)
         else:
-            take_back(run, self._on_record(job), mine, self._hub.claim)
-        self.state.log("taken-back", job.id, processes=len(mine), generation=job.generation)
+            take_back(run, record, mine, self._hub.claim)
         if job.state is JobState.PREEMPTING:
             run.preempt()
         elif job.state not in HOLDS_DEVICES:

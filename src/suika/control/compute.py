@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import select
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar, cast
 
-from suika.control.frames import Patience, TooLongError, read, receive, send, write
+from suika.control.frames import Patience, TooLongError, read, ready, receive, send, write
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError
 from suika.core.snapshot import JobView, ScalingCurve
@@ -99,7 +98,9 @@ class ComputeProcess:
         """Whether the process answers. Raises `OSError` or `EOFError` if it is gone."""
         pipe = self._process.stdout
         assert pipe is not None
-        if not self._is_up and select.select([pipe], [], [], wait_s)[0]:
+        if pipe.closed:
+            raise EOFError("it has ended")
+        if not self._is_up and ready(pipe, wait_s):
             self._is_up = receive(pipe, Patience(self.pid, _ANSWER_S)) == _UP
         return self._is_up
 
@@ -114,7 +115,8 @@ class ComputeProcess:
         except (OSError, EOFError):
             self._end()
             if not self._closed:
-                self._process = self._start()
+                with suppress(OSError):  # no process can be begun now: the next call tries again
+                    self._process = self._start()
             raise _AwayError from None
         except TooLongError:
             self._process.kill()
@@ -140,8 +142,9 @@ class ComputeProcess:
         body = io.BytesIO()
         pickler = _Pickler(body, self._kept)
         pickler.dump(call)
+        packed = pickle.dumps((forget, list(pickler.new.values()), body.getvalue()), pickle.HIGHEST_PROTOCOL)
         self._kept |= pickler.new
-        return pickle.dumps((forget, list(pickler.new.values()), body.getvalue()), pickle.HIGHEST_PROTOCOL)
+        return packed
 
     def close(self) -> None:
         """From then on everything is computed here."""

@@ -65,12 +65,19 @@ def _processor_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])  # in user and in kernel mode
 
 
+def ready(pipe: IO[bytes], wait_s: float, event: int = select.POLLIN) -> bool:
+    """Whether the pipe can be read from, or has ended, within so long."""
+    poll = select.poll()  # `select` knows no descriptor above 1023, and a controller of many connections has such
+    poll.register(pipe, event)
+    return bool(poll.poll(wait_s * 1000))
+
+
 def send(pipe: IO[bytes], content: bytes, patience: Patience) -> None:
     """To a process that may hang."""
     os.set_blocking(pipe.fileno(), False)
     left = memoryview(_LENGTH.pack(len(content)) + content)
     while left:
-        while not select.select([], [pipe], [], _LOOK_EVERY_S)[1]:
+        while not ready(pipe, _LOOK_EVERY_S, select.POLLOUT):
             patience.check()
         left = left[os.write(pipe.fileno(), left) :]
 
@@ -79,7 +86,7 @@ def receive(pipe: IO[bytes], patience: Patience) -> bytes:
     """The content of one frame, from a process that may hang. Raises `EOFError` when the other end is closed."""
     content, wanted = bytearray(), _LENGTH.size
     while len(content) < wanted:
-        while not select.select([pipe], [], [], _LOOK_EVERY_S)[0]:
+        while not ready(pipe, _LOOK_EVERY_S):
             patience.check()
         data = os.read(pipe.fileno(), min(wanted - len(content), 1 << 20))
         if not data:

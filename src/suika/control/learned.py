@@ -116,8 +116,8 @@ class Learned:
             known = known.paced(step_s / pricing.step_s(job.spec, plan, (known,)))
         if known is before or (known.pace is None and not known.seen):
             return
-        self._jobs.setdefault(job.id, {})[device_type] = known
         self._store.calibrated(job.id, device_type, known.to_dict())
+        self._jobs.setdefault(job.id, {})[device_type] = known
         self._pool(device_type)
 
     def _base(self, device_type: str) -> Calibration:

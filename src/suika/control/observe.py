@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import singledispatchmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial, singledispatchmethod
 from typing import Any
 
 from suika.control.final import Deliver
@@ -42,11 +42,30 @@ class Observer:
         self.deliver = deliver
         self.device_hold_s = device_hold_s
         self.retire = retire
+        self._afterwards: list[Callable[[], None]] = []  # what is done once a report's changes are written
 
     def see(self, report: JobEvent) -> None:
         """What one report changes is written at once, or not at all. Steps are many, and change no record."""
-        with nullcontext() if isinstance(report, StepDone | Sampled | Copied) else self.state.store.together():
+        with nullcontext() if isinstance(report, StepDone | Sampled | Copied) else self._whole():
             self._see(report)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """One transaction. If it fails, decisions wait as before, since whoever is told again must find them so; what
+        cannot be taken back is begun only when it is written."""
+        state = self.state
+        waiting = [(each, set(each.after)) for each in state.waiting]
+        self._afterwards = []
+        try:
+            with state.store.together():
+                yield
+        except BaseException:
+            for each, after in waiting:
+                each.after = after
+            state.waiting[:] = [each for each, _ in waiting]
+            raise
+        for action in self._afterwards:
+            action()
 
     @singledispatchmethod
     def _see(self, report: JobEvent) -> None:
@@ -98,7 +117,7 @@ class Observer:
         if record.phase is Phase.COMMIT:
             self._moved(record)
         elif record.phase is Phase.ABORTED:
-            self.move_failed(report.job_id, record.error or "aborted", record)
+            self._move_failed(report.job_id, record.error or "aborted", record)
 
     def _moved(self, record: Redeployment) -> None:
         state = self.state
@@ -116,15 +135,21 @@ class Observer:
         )
         state.changed = True
 
-    def move_failed(self, job_id: str, error: str, record: Redeployment | None = None) -> None:
+    def move_failed(self, job_id: str, error: str) -> None:
+        """A move could not even be begun."""
+        with self._whole():
+            self._move_failed(job_id, error)
+
+    def _move_failed(self, job_id: str, error: str, record: Redeployment | None = None) -> None:
         """The old generation trains on; the job is left alone for a while, longer each time."""
         state = self.state
         job, watch = state.store.job(job_id), state.watch(job_id)
         if job.state is not JobState.REDEPLOYING:
             return
-        watch.failed_moves += 1
+        num_failed = watch.failed_moves + 1
+        self._afterwards.append(partial(setattr, watch, "failed_moves", num_failed))
         watch.busy_until_s = 0.0
-        watch.hold_until_s = state.clock() + back_off_s(watch.failed_moves)
+        watch.hold_until_s = state.clock() + back_off_s(num_failed)
         assert job.plan is not None
         state.freed((*job.plan.devices, *(job.target.devices if job.target else ())))  # not given up after all
         state.hold(job.id, job.plan.devices)
@@ -237,13 +262,14 @@ class Observer:
             present = self.state.store.job(job.id)
             if present.state in ENDED:
                 return  # cancelled meanwhile
-            if error is None:
-                self.state.log("final-checkpoint", job.id, path=job.spec.final_checkpoint)
-                self._finish(job.id)
-            else:
-                sentence = f"all steps are done, but not the final checkpoint: {error}; its state is {report.snapshot}"
-                failed = Reason(ReasonCode.FAILED, sentence)
-                self.state.change(present, JobState.FAILED, failed, ended_s=self.state.clock(), target=None)
+            with self.state.store.together():
+                if error is None:
+                    self.state.log("final-checkpoint", job.id, path=job.spec.final_checkpoint)
+                    self._finish(job.id)
+                else:
+                    sentence = f"all steps are done, but not the final checkpoint: {error}; its state {report.snapshot}"
+                    failed = Reason(ReasonCode.FAILED, sentence)
+                    self.state.change(present, JobState.FAILED, failed, ended_s=self.state.clock(), target=None)
             watch.busy_until_s = 0.0
             self.retire(watch)
             self.state.changed = True
@@ -252,7 +278,7 @@ class Observer:
             done(report.error or "the last snapshot is not complete")
         else:
             watch.busy_until_s = self.state.clock() + DELIVERY_S
-            self.deliver(job, report.snapshot, done)
+            self._afterwards.append(partial(self.deliver, job, report.snapshot, done))
 
     def _lost(self, report: Ended) -> None:
         state = self.state

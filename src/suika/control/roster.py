@@ -67,7 +67,7 @@ class Roster(Watcher):
         for process in strangers:
             self.clean_up(node.name, process)
         self._show(node.name)
-        self.on_change()
+        self.controller.post(self.on_change)  # apart: what it cannot do now it does again, alone
 
     def _grow(self, node: Node) -> None:
         """The node is new, or came back with other devices."""
@@ -108,7 +108,7 @@ class Roster(Watcher):
         self.found.pop(node, None)
         self.state.log("node-lost", node=node)
         self._show(node)
-        self.on_change()
+        self.controller.post(self.on_change)
 
     def _show(self, name: str) -> None:
         """Which of the node's devices may be used now."""

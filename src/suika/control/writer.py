@@ -94,8 +94,11 @@ class Writer:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._engine.connect() as connection:
-            yield connection.execution_options(reads_only=True)
+        try:
+            with self._engine.connect() as connection:
+                yield connection.execution_options(reads_only=True)
+        except OperationalError as error:
+            raise StoreAwayError(f"the store cannot be read: {error.orig}") from error
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:

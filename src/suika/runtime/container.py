@@ -157,7 +157,10 @@ def line_problem() -> str | None:
             inode = str(os.fstat(LINE).st_ino)
     except OSError:
         return "does not hand descriptor 3 on: podman wants --preserve-fds=1; apptainer and bubblewrap do it unasked"
-    sockets = Path("/proc/self/net/unix").read_text().splitlines()[1:]  # of this network namespace
+    try:
+        sockets = Path("/proc/self/net/unix").read_text().splitlines()[1:]  # of this network namespace
+    except OSError:
+        return "has no /proc: bubblewrap wants --proc /proc"
     if inode not in (line.split()[6] for line in sockets):
         return "has a network of its own, but ranks meet on their node's: podman wants --network=host"
     return None

@@ -65,7 +65,7 @@ def keep_to_a_core(index: int) -> None:
     much lose up to half of their time in switches."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[index % len(cores)]})
-    with suppress(PermissionError):  # a sandbox may forbid it: slower, no less right
+    with suppress(OSError):  # a sandbox may forbid it or not know it: slower, no less right
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
