@@ -149,3 +149,28 @@ def test_a_copy_that_is_under_way_at_a_good_end_is_no_trouble() -> None:
     copies.end()
     assert events == []
     assert not copies.holders.alive
+
+
+@pytest.mark.parametrize("over", ["given up", "of another past"])
+def test_a_share_that_comes_too_late_is_not_kept(over: str) -> None:
+    """It was on its way to the holder, which had nothing to drop when it was told so."""
+    processes = Played()
+    copies, gang = _copies(processes, lambda event: None)
+    before = ("tp=2,pp=1,dp=1", "a0 b0")
+    copies.begin(5, 0, None)
+    copies.stepped(1, 5, plan(*before, spec()), {})
+    gang.drain()
+    first, second = copies.holders.alive
+    processes.say(first, "held", **held(5, 10, 0, before))
+    gang.drain()
+    assert [one.key for one in copies._sets] == [(5, 10)]
+    if over == "given up":
+        copies.stepped(2, 5, plan(*before, spec()), {})
+        copies.complain({"generation": 5, "error": "no memory"})
+    else:
+        copies.forsake(6)
+    processes.sent.clear()
+    processes.say(second, "held", **held(5, 10, 1, before))
+    gang.drain()
+    assert processes.sent == [(second, {"do": "drop", "job_id": "j", "before": (0, 0), "sets": [(5, 10)]})]
+    assert list(copies._sets) == []

@@ -147,10 +147,14 @@ class Copies:
             self._give_up(message["error"])
 
     def _take_in(self, holder: Seen, message: Message) -> None:
-        if message["say"] == "held" and (one := self._sets.take_in(holder.process, message)) is not None:
-            self._complete(one)
-        elif message["say"] == "unheld":
+        if message["say"] == "unheld":
             self.complain(message)
+        elif message["say"] == "held":
+            key = message["generation"], message["step"]
+            if self._sets.is_over(key):  # it was still on its way when others were told to drop it
+                self.holders.order(holder.process, "drop", before=(0, 0), sets=[key])
+            elif (one := self._sets.take_in(holder.process, message)) is not None:
+                self._complete(one)
 
     def _complete(self, one: CopySet) -> None:
         self._asked = None

@@ -106,8 +106,7 @@ class CopySets:
     def take_in(self, holder: str, message: Message) -> CopySet | None:
         """The set that counts from now on, by this word of `holder`; those before it are dropped."""
         key = (message["generation"], message["step"])
-        late = key in self._given_up or (self.newest is not None and key < self.newest)
-        if late or not self.lineage.has(key):
+        if self.is_over(key):
             return None
         one = self._sets.setdefault(key, CopySet(*key))
         one.take_in(holder, message)
@@ -117,6 +116,11 @@ class CopySets:
         self._sets = {k: s for k, s in self._sets.items() if k >= key}
         self._given_up = {k for k in self._given_up if k > key}
         return one
+
+    def is_over(self, key: Key) -> bool:
+        """Whether nothing will come of it any more: it was given up, a newer one counts, or it is of another past."""
+        late = key in self._given_up or (self.newest is not None and key < self.newest)
+        return late or not self.lineage.has(key)
 
     def drop_unfinished(self) -> list[Key]:
         """Give up what does not count, but what the job was started from."""

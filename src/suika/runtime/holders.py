@@ -123,7 +123,10 @@ class Holders:
 
     def tell(self, do: str, **content: Any) -> None:
         for process in self.alive:
-            self._processes.send(process, {"do": do, "job_id": self._job_id, **content})
+            self.order(process, do, **content)
+
+    def order(self, process: str, do: str, **content: Any) -> None:
+        self._processes.send(process, {"do": do, "job_id": self._job_id, **content})
 
     def doubt(self) -> None:
         """Have all of them say what they have."""
