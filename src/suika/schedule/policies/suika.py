@@ -133,7 +133,7 @@ class _Search:
         return value + policy.repay * changes_s
 
     def _best_floor(self, pins: np.ndarray, plans: Share, rows: np.ndarray) -> Floor:
-        """The best of some plans as they turn out on the topology. `rows`: if they were chosen, the most promising first.
+        """The best of some plans as they turn out on the topology. `rows`: if chosen, the most promising first.
 
         Where a job of the first few finds too little room although the pool has enough, the plan is also stood with
         everyone free to make room, at the same size elsewhere: in the usual order, and with those jobs first.
