@@ -130,7 +130,7 @@ def test_a_move_in_flight_when_the_controller_dies_is_settled_by_the_record(net:
         run.redeploy(target, 2, WHY, commit).result(120)
     known = record(run, move=(target, 2), committed=committed)
     if committed:
-        known = OnRecord(target, 2, run.step, WHY, known.snapshot, (target, 2), True)
+        known = OnRecord(target, 2, run.step, WHY, known.snapshot, move=(target, 2), committed=True)
     net.end()
     net.begin()
     again = Run(net)
