@@ -17,6 +17,7 @@ from suika.cli.extras import need
 from suika.cli.output import note
 from suika.cli.root import AllowRoot, require_no_root
 from suika.core.errors import require
+from suika.runtime.rooms import FRACTION
 
 
 def agent(
@@ -40,7 +41,7 @@ def agent(
     log_files: Annotated[int, typer.Option(min=2, help="Files of a process's log that are kept.")] = 4,
     copies_memory: Annotated[
         float, typer.Option(min=0, max=1, help="Part of the memory that copies of jobs' state may take.")
-    ] = 0.5,
+    ] = FRACTION,
     emulate: Annotated[str | None, typer.Option(help="Act out all nodes of this cluster: NODESxDEVICES:TYPE.")] = None,
     speedup: Annotated[float, typer.Option(help="With --emulate: emulated seconds per second, 1 to 60.")] = 1.0,
     times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times.")] = None,

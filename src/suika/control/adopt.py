@@ -141,10 +141,10 @@ class Adoption:
 
     def _take_back(self, job: Job) -> None:
         """What may fail comes first: then it is tried again, with nobody taken back by half."""
-        record, num_processes = self._on_record(job), len(self._roster.processes_of(job.id))
-        self.state.log("taken-back", job.id, processes=num_processes, generation=job.generation)
+        record, names = self._on_record(job), self._roster.processes_of(job.id)
+        self.state.log("taken-back", job.id, processes=len(names), generation=job.generation)
         del self._awaited[job.id]
-        mine = self._roster.hand_over(job.id)
+        mine = self._roster.hand_over(names)
         watch = self.state.watch(job.id)
         watch.busy_until_s, run = 0.0, watch.run
         assert run is not None

@@ -77,15 +77,17 @@ class CopyAdoption:
             return
         if job.id in self._asked:
             return
+        names, last = self._roster.processes_of(job.id), self._roster.is_complete or not in_time
+        if not (names or last or job.id in self._with_holders):
+            return
+        # What may fail comes first: holders that were handed over would not be found again.
         lineage, saved = Lineage(self.since(job), step=job.steps_done), self._state.store.snapshot(job.id)
-        found = {process: node for process in self._roster.hand_over(job.id) if (node := _node_of(process))}
+        found = {process: node for process in self._roster.hand_over(names) if (node := _node_of(process))}
         if found:
             self._with_holders.add(job.id)
-        last = self._roster.is_complete or not in_time
-        if last or job.id in self._with_holders:
-            self._asked.add(job.id)
-            asked = take_back_copies(run, lineage, saved, found, self._hub.claim, last, in_time)
-            asked.add_done_callback(lambda done: self._controller.post(lambda: self._found(job.id, found, done)))
+        self._asked.add(job.id)
+        asked = take_back_copies(run, lineage, saved, found, self._hub.claim, last, in_time)
+        asked.add_done_callback(lambda done: self._controller.post(lambda: self._found(job.id, found, done)))
 
     def _found(self, job_id: str, holders: dict[str, str], asked: Future[Answer]) -> None:
         """Start from the copies if they are whole; without any, if no more can come, from the snapshot."""

@@ -37,8 +37,7 @@ class Reports:
 
     def row(self, job: Job) -> dict[str, Any]:
         """A job as `jobs` lists it."""
-        watch = self._state.seen(job.id)
-        plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
+        watch, plan = self._state.seen(job.id), _plan_of(job)
         return {
             "id": job.id,
             "name": job.spec.name,
@@ -82,18 +81,18 @@ class Reports:
             "stragglers": [
                 {"device": str(device), "times": times} for device, times in sorted(watch.stragglers.slow.items())
             ],
-            "estimate": self._estimate(found),
+            "estimate": self._estimate(found, watch.step_s),
             "failed_moves": [dict(event.data) for event in events if event.kind == "move-failed"],
-            "memory_copies": None if found.state in ENDED else self._state.seen(found.id).copies,
+            "memory_copies": None if found.state in ENDED else watch.copies,
         }
 
-    def _estimate(self, job: Job) -> dict[str, Any] | None:
+    def _estimate(self, job: Job, measured_step_s: float | None) -> dict[str, Any] | None:
         """The estimator's word on a training job that has a plan: predicted and measured, other layouts, what it
         learned. A command is one step, whose length is its user's word."""
-        plan = job.target or (job.plan if job.state in HOLDS_DEVICES else None)
+        plan = _plan_of(job)
         if plan is None or job.spec.rigid:
             return None
-        return explained(job, plan, self._state.seen(job.id).step_s, self._state.learned, self._controller.pricing)
+        return explained(job, plan, measured_step_s, self._state.learned, self._controller.pricing)
 
     def explanation(self, found: Job, show: Show = name_of) -> dict[str, Any]:
         """Why a job has what it has, or why it waits: the present reason, and every decision about it."""
@@ -158,6 +157,11 @@ class Reports:
             }
             for node in self._state.cluster.nodes
         ]
+
+
+def _plan_of(job: Job) -> Plan | None:
+    """Where the job is, or is going."""
+    return job.target or (job.plan if job.state in HOLDS_DEVICES else None)
 
 
 def _unmet_wish(job: Job) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from suika.control.agents import AgentHub
@@ -129,10 +129,10 @@ class Roster(Watcher):
         found = (process for processes in self.found.values() for process in processes)
         return [process for process in found if process.partition(".")[0] == job_id]
 
-    def hand_over(self, job_id: str) -> dict[str, int]:
-        """The same with their pids, from now on somebody else's."""
-        mine = set(self.processes_of(job_id))
-        taken = [(node, process) for node, processes in self.found.items() for process in mine & processes.keys()]
+    def hand_over(self, mine: Collection[str]) -> dict[str, int]:
+        """Unclaimed processes with their pids, from now on somebody else's."""
+        names = set(mine)
+        taken = [(node, process) for node, processes in self.found.items() for process in names & processes.keys()]
         return {process: self.found[node].pop(process) for node, process in taken}
 
     @property

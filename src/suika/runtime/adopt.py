@@ -95,11 +95,7 @@ def take_back_copies(
     def take() -> Answer:
         run.keeper.newest = snapshot or (None, 0)
         run.step = lineage.step or 0
-        run.copies.take_back(found, lineage)
-        for process in found:
-            claim(process, run.gang.post)
-        if found:
-            run.copies.welcome()
+        _take_in_holders(run, found, claim, lineage)
         best = run.copies.best_known()
         if best is not None:
             return Answer(best.name)
@@ -114,13 +110,15 @@ def take_back_copies(
 def join_copies(run: JobRun, found: Mapping[str, str], claim: Claim) -> Future[None]:
     """Give `run`, which has been taken back, holders whose node came later than the others."""
 
-    def join() -> None:
-        run.copies.take_back(found)
-        for process in found:
-            claim(process, run.gang.post)
-        run.copies.welcome()
+    return run.command(lambda: _take_in_holders(run, found, claim))
 
-    return run.command(join)
+
+def _take_in_holders(run: JobRun, found: Mapping[str, str], claim: Claim, lineage: Lineage | None = None) -> None:
+    run.copies.take_back(found, lineage)
+    for process in found:
+        claim(process, run.gang.post)
+    if found:
+        run.copies.welcome()
 
 
 def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:

@@ -133,10 +133,8 @@ class Shepherd:
         if self._interface:  # gloo and NCCL would go by the host's name
             for library in ("GLOO", "NCCL"):
                 variables.setdefault(f"{library}_SOCKET_IFNAME", self._interface)
-        argv, workdir = (
-            container.command_line(inside.container, command, variables),
-            inside.workdir or variables["HOME"],
-        )
+        argv = container.command_line(inside.container, command, variables)
+        workdir = inside.workdir or variables["HOME"]
         try:
             _check_places(inside, workdir)
             self._child = subprocess.Popen(

@@ -48,8 +48,9 @@ def command_line(container: Sequence[str], command: Sequence[str], variables: Ma
 
 
 def hand_on(line: socket.socket | Channel) -> None:
-    """In a child that is about to execute a container's client: `line` is descriptor `LINE`, whatever that was. The
-    parent has that descriptor open, so that nothing of `subprocess` lies there, and names it in `pass_fds`."""
+    """From now on `line` is this process's descriptor `LINE`, whatever that was, and that of what it executes. In a
+    child of `subprocess` the parent has that descriptor open, so that nothing of its own lies there, and names it in
+    `pass_fds`."""
     os.dup2(line.fileno(), LINE)
 
 
@@ -58,7 +59,7 @@ def run(argv: Sequence[str], variables: Mapping[str, str], folder: str, line: Ch
     that of a signal as shells have it. It is ended when `END` comes, or when the line is cut. Raises `OSError`.
 
     The caller is the process that keeps it: it has one thread, and goes afterwards."""
-    os.dup2(line.fileno(), LINE)  # before anything else is opened there
+    hand_on(line)  # before anything else is opened there
     adopt_orphans()
     outlive_parent()
     watched = select.poll()

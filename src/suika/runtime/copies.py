@@ -91,7 +91,8 @@ class Copies:
             return  # which of them are needed for what they hold is not known yet
         if self._wish[0] != generation:
             total = own_bytes(self._shape, plan)
-            self._wish = generation, Wish(*({node: pair[i] for node, pair in total.items()} for i in (0, 1)))
+            own, alone = ({node: pair[i] for node, pair in total.items()} for i in (0, 1))
+            self._wish = generation, Wish(own, alone)
         wish = self._wish[1]
         before = self._places.keepers or self._kept_outside(wish)
         places = self._processes.rooms.settle(self._job_id, wish, before, self.holders.failing)

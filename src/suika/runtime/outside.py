@@ -52,7 +52,7 @@ def enter(channel: Channel, launch: Mapping[str, Any]) -> None:
     argv = container.command_line(environment.container, [_python(environment), "-m", __name__], variables)
     if environment.container:
         sys.exit(container.run(argv, variables, folder, channel))
-    os.dup2(channel.fileno(), container.LINE)
+    container.hand_on(channel)
     os.chdir(folder)
     os.execvpe(argv[0], argv, variables)
 

@@ -3,8 +3,8 @@
 The program finds for each job the fraction of time in which it should run, such that the least normalised throughput
 (against an equal share, scaled by gang size) is as large as can be; what is left raises the sum. In each round jobs run
 by target fraction / fraction received. Adapted: one device type here means one throughput per job; a round also begins
-at arrivals and ends, but a job keeps its devices until its own round is over, and rounds are
-20 minutes long (6 in the paper; best of 6, 12, 20 and 60 on the development traces).
+at arrivals and ends, but a job keeps its devices until its own round is over, and rounds are 20 minutes long (6 in the
+paper; best of 6, 12, 20 and 60 on the development traces).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A job's attained service is devices x time held. It falls from queue to queue as that passes the thresholds; lower
 queues go first, within a queue the earlier start (or arrival). Rigid and preemptive. A job that has waited `promote`
-times as long as it has run goes back to the first queue. Adapted: one size per job, as asked for;
-the first threshold is four device-hours (best of a quarter, one, four and sixteen on the development traces).
+times as long as it has run goes back to the first queue. Adapted: one size per job, as asked for; the first threshold
+is four device-hours (best of a quarter, one, four and sixteen on the development traces).
 """
 
 from __future__ import annotations
