@@ -25,6 +25,7 @@ def start_demo(out: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.fault  # three quarters of a minute; make test-faults runs it
 def test_the_demo_keeps_its_promise(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()

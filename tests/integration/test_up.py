@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(240)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.fault  # real processes, 15 s
 def test_up_submit_wait_down(tmp_path: Path) -> None:
     home = tmp_path / "a home with spaces" / ("deep" * 30)  # longer than a socket address may be
     status = document(suika("up", "--cluster", str(EXAMPLES / "cluster.yaml"), "--json", home=home, timeout_s=180))

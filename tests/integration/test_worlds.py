@@ -107,6 +107,7 @@ def play_simulated(specs: dict[str, JobSpec], curves: dict[str, ScalingCurve], c
     return decided
 
 
+@pytest.mark.fault  # real processes, 20 s
 def test_both_worlds_decide_alike(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Learned, "settle", lambda *_: None)
     monkeypatch.setattr(Learned, "of", lambda *_: ())  # nor what jobs of earlier tests have taught
