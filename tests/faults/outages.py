@@ -106,7 +106,7 @@ def abandon(run: JobRun) -> None:
         run.copies.holders.alive.clear()
 
     run.command(leave).result(10)
-    run._thread.join(10)
+    assert run.await_end(10)
 
 
 def fork_servers_below(folder: Path) -> list[int]:

@@ -133,4 +133,4 @@ def test_a_stopped_process_is_noticed_within_20_s() -> None:
     gang = Gang("j", Asked(), lambda member, message: None, limits)
     gang._spread = 1.0
     gang.vouch([], took_s=60.0)
-    assert WITHIN_S + gang._silent_s + limits.answer_s + 2 * gang._tick_s < 20
+    assert WITHIN_S + gang._silent_s + limits.answer_s + 2 * gang.tick_s < 20

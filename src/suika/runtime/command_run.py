@@ -7,7 +7,6 @@ is its own checkpoint's business.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from suika.runtime.events import Ended, JobEvent, Outcome, Released, Started
 from suika.runtime.gang import COMMAND_ENTRY, DiedError, Gang, Limits, Member
 from suika.runtime.messages import Message, Processes
 from suika.runtime.orders import Orders
+from suika.runtime.turns import Run
 
 _SET_UP_S = 3600.0
 _LAST_WORDS_S = 5.0  # how long ranks may take to end after another has failed
@@ -53,8 +53,8 @@ class _NoStartError(Exception):
         self.code = _exit_code(said["code"])
 
 
-class CommandRun:
-    """One process per device of `spec.command`. Events as of `JobRun`; `on_event` is called on the job's thread."""
+class CommandRun(Run):
+    """One process per device of `spec.command`. Events as of `JobRun`."""
 
     def __init__(
         self,
@@ -76,8 +76,9 @@ class CommandRun:
         self._starting = False
         self._orders = Orders(lambda: self.gang.post({}))
         self._closed = self._stop_wanted = False
-        self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
-        self._thread.start()
+        super().__init__(f"job-{job_id}", self.gang.tick_s)
+        self.gang.on_post = self.wake
+        self.rest()
 
     # -- commands, from any thread ------------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class CommandRun:
     def close(self) -> None:
         self._closed = True
         self.kill()
-        self._thread.join(self.limits.end_s * 2)
+        self.await_end(self.limits.end_s * 2)
 
     def command(self, action: Callable[[], Any]) -> Future[Any]:
         return self._orders.ask(action)
@@ -120,18 +121,29 @@ class CommandRun:
         self._orders.taking_back = True
         return self.command(lambda: self._take_back(record, found, claim))
 
+    # -- the thread of all jobs ---------------------------------------------------------------------------------------
+
+    def _listen(self) -> bool:
+        if self._closed or self._orders:
+            return False
+        self._check()
+        return self.gang.listen(lambda event: event.get("event") not in ("message", "exit"))
+
     # -- the job's thread ---------------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
+    def _carry_out(self) -> bool:
         while not self._closed or self._orders:
             future = None
             try:
+                self._hand_back()
                 self._check()
                 if self._orders:
                     future, action = self._orders.next()
                     future.set_result(action())
-                else:
+                elif self.gang.has_news:
                     self.gang.pump()
+                else:
+                    return False
             except CannotError as error:
                 assert future is not None
                 future.set_exception(error)
@@ -141,6 +153,7 @@ class CommandRun:
                     future.set_exception(error)
         if self.gang.members:
             self._end(Outcome.KILLED, "ended by its owner")
+        return True
 
     def _check(self) -> None:
         """A kill; a rank that could not start; ranks that have ended: all of them, or one that failed."""

@@ -1,15 +1,15 @@
 """`JobRun`: one job's processes seen from outside. It starts, moves, saves and ends them. No torch.
 
-Commands return futures and are carried out one after the other on the job's own thread; in between, the thread listens
-to the ranks. When a process that the present generation needs is lost, everything of the job is ended and
-`Ended(LOST)` names the snapshot to go on from: who gets which devices then is the scheduler's decision, not ours.
+Commands return futures and are carried out one after the other on the job's own thread; in between, one thread listens
+to the ranks of all jobs (`turns`). When a process that the present generation needs is lost, everything of the job is
+ended and `Ended(LOST)` names the snapshot to go on from: who gets which devices then is the scheduler's decision, not
+ours.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -44,6 +44,7 @@ from suika.runtime.messages import Message, Processes
 from suika.runtime.orders import Orders
 from suika.runtime.redeploy import Commit, Move
 from suika.runtime.timing import StepTimes
+from suika.runtime.turns import Run
 
 PROGRAM = "suika.train.program:build"
 
@@ -56,8 +57,9 @@ class DeadlineError(RuntimeError):
     """The time that a notice gave is over."""
 
 
-class JobRun:
-    """Processes of the job `job_id`. `folder` keeps its snapshots; `on_event` is called on the job's thread.
+class JobRun(Run):
+    """Processes of the job `job_id`. `folder` keeps its snapshots; `on_event` is called on the job's thread, or on that
+    of all jobs, and must not take long.
 
     Generation numbers are the caller's: persisted before use, never used twice, aborted ones included.
     """
@@ -104,8 +106,9 @@ class JobRun:
         self.orders = Orders(lambda: self.gang.post({}))
         self._closed = False
         self._ended: Ended | None = None  # how it ended, once it has
-        self._thread = threading.Thread(target=self._live, name=f"job-{job_id}", daemon=True)
-        self._thread.start()
+        super().__init__(f"job-{job_id}", self.gang.tick_s)
+        self.gang.on_post = self.wake
+        self.rest()
 
     # -- commands, from any thread ------------------------------------------------------------------------------------
 
@@ -156,27 +159,47 @@ class JobRun:
         self.orders.kill()
 
     def close(self) -> None:
-        """Kill what runs and end the thread."""
+        """Kill what runs, and listen no more."""
         self._closed = True
         self.kill()
-        self._thread.join(self.limits.end_s * 2)
+        self.await_end(self.limits.end_s * 2)
 
     def command(self, action: Callable[[], Any]) -> Future[Any]:
         """Have `action` carried out on the job's thread, after what was asked for before."""
         return self.orders.ask(action)
 
+    # -- the thread of all jobs ---------------------------------------------------------------------------------------
+
+    def _listen(self) -> bool:
+        if self._closed or self.orders:
+            return False
+        self.check()
+        return self.gang.listen(self._takes_no_time)
+
+    def _takes_no_time(self, event: Message) -> bool:
+        """A sign of life, or one more step or sample; all else may need the disk, the store, or other processes."""
+        if event.get("event") != "message":
+            return event.get("event") != "exit" and event.get("process", "") not in self.copies.holders.alive
+        message = event["message"]
+        if event["process"] not in self.gang.members or message["say"] not in ("step", "sample"):
+            return False
+        return message["say"] == "sample" or self.copies.has_time(message["step"], self.generation)
+
     # -- the job's thread ---------------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
+    def _carry_out(self) -> bool:
         while not self._closed:
             future = None
             try:
+                self._hand_back()
                 self.check()
                 if self.orders:
                     future, action = self.orders.next()
                     future.set_result(action())
-                else:
+                elif self.gang.has_news:
                     self.gang.pump()
+                else:
+                    return False
             except AllStepsDoneError:
                 try:
                     self._end_orderly()
@@ -195,6 +218,7 @@ class JobRun:
             self._end_badly(KilledError("ended by its owner"))
         self.copies.end()
         self.orders.cancel_all()
+        return True
 
     def check(self) -> None:
         """What can come between at any time: the owner's kill, a rank's failure, the end of the last step."""

@@ -70,6 +70,16 @@ class Copies:
         strange = self._sets.keep_to(Lineage(generation, source))
         self.holders.tell("drop", before=self.newest or (0, 0), sets=strange)
 
+    def has_time(self, step: int, generation: int) -> bool:
+        """Whether after that step there is nothing to do."""
+        if not self._every:
+            return True
+        now = time.monotonic()
+        if self._asked is not None:
+            asked_in, asked_s = self._asked
+            return asked_in == generation and now - asked_s <= _UNDER_WAY_S
+        return step < self._due and (not self._places.keepers or now < self._look_s)
+
     def stepped(self, step: int, generation: int, plan: Plan, ranks: Mapping[Device, Member]) -> None:
         """Ask for a copy when it is time."""
         if not self._every:

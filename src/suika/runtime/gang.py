@@ -84,21 +84,23 @@ class Member:
 
 
 class Gang:
-    """Members by process name, one inbox, one `pump`. Used from one thread; `post` may come from any."""
+    """Members by process name, one inbox, one `pump`. Used from one thread at a time; `post` may come from any."""
 
     def __init__(self, job_id: str, processes: Processes, hear: Callable[[Member, Message], None], limits: Limits):
         self.job_id = job_id
         self.members: dict[str, Member] = {}
         self.limits = limits
         self.hear_other: Callable[[Message], None] = lambda event: None  # events of processes that are no members
+        self.on_post: Callable[[], None] = lambda: None  # something is in the inbox; on any thread
         self._processes = processes
         self._hear = hear
         self.stop_by_s = math.inf  # a notice's deadline, of the monotonic clock: no pump sleeps past it
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._next: Message | None = None  # taken out of the inbox, and left for a pump
         # A controller of a thousand jobs has a thousand of these: each look that finds nothing is kept rare.
         self._spread = random.uniform(0.75, 1.0)  # jobs that began together need not all ask at once
         self._silent_s = limits.silent_s * self._spread
-        self._tick_s = min(limits.silent_s, limits.answer_s) / _TICKS
+        self.tick_s = min(limits.silent_s, limits.answer_s) / _TICKS
 
     def spawn(
         self,
@@ -122,16 +124,42 @@ class Gang:
         """Put an event into the inbox; an empty one only wakes the pump up. Its arrival is the time that counts: the
         ranks' own clocks are those of several machines."""
         self._inbox.put({**event, "arrived_s": time.monotonic()})
+        self.on_post()
 
     def pump(self, until_s: float = math.inf) -> None:
         """Take in one event, or notice silence; back by `until_s` of the monotonic clock. Raises `DiedError`."""
-        now = time.monotonic()
-        by_s = min(until_s, self.stop_by_s) if self.stop_by_s > now else until_s
-        try:
-            event = self._inbox.get(timeout=min(self._tick_s, max(by_s - now, 0.0)))
-        except queue.Empty:
+        event = self._next
+        if event is None:
+            now = time.monotonic()
+            by_s = min(until_s, self.stop_by_s) if self.stop_by_s > now else until_s
+            try:
+                event = self._inbox.get(timeout=min(self.tick_s, max(by_s - now, 0.0)))
+            except queue.Empty:
+                self._ask_the_silent()
+                return
+        self._next = None
+        self._take_in(event)
+        if not self.has_news:
             self._ask_the_silent()
-            return
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a pump has something to take in."""
+        return self._next is not None or not self._inbox.empty()
+
+    def listen(self, takes_no_time: Callable[[Message], bool]) -> bool:
+        """Take in what has come, up to the first event that is not one of those that take no time. Returns whether that
+        was all. Raises `DiedError` for who has been silent for too long."""
+        while self.has_news:
+            event, self._next = self._next or self._inbox.get(), None
+            if not takes_no_time(event):
+                self._next = event
+                return False
+            self._take_in(event)
+        self._ask_the_silent()
+        return True
+
+    def _take_in(self, event: Message) -> None:
         member = self.members.get(event.get("process", ""))
         if member is None:
             self.hear_other(event)
@@ -150,8 +178,6 @@ class Gang:
                 del self.members[member.process]
                 if not member.going and member.device is not None:  # a lost store hurts only who needs it next
                     raise DiedError(member, _exit_in_words(member.code), silent_s)
-        if self._inbox.empty():
-            self._ask_the_silent()
 
     def vouch(self, members: Iterable[Member], took_s: float = 0.0) -> None:
         """A step that none of `members` can be left out of has ended: none is stopped, and none need be asked before
@@ -165,7 +191,7 @@ class Gang:
 
     def drain(self) -> None:
         """Take in what has already happened, without waiting. Raises `DiedError`."""
-        while not self._inbox.empty():
+        while self.has_news:
             self.pump()
 
     def gather(

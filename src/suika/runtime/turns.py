@@ -1,0 +1,130 @@
+"""Whose turn it is: one thread listens for all runs that have nothing to carry out. No torch.
+
+A controller has a run for each of a thousand jobs, and what most of them hear is that one more step is done. A thread
+each would be woken for each word, and all of them would stand in the way of whoever wants the interpreter next, such as
+a user's request. So a run rests with all the others until something comes that takes time: an order, a death, a
+snapshot to put on record. For that it has a thread of its own, and rests again afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+
+
+class Run(ABC):
+    """Either rests, and is looked at by the thread of all, or has a thread of its own: never both, so that what is the
+    run's needs no lock."""
+
+    def __init__(self, name: str, look_every_s: float, turns: Turns | None = None) -> None:
+        self.look_every_s = look_every_s
+        self.resting = True
+        self._name = name
+        self._turns = turns or EVERYONES
+        self._found: BaseException | None = None  # by the thread of all: what the run's own thread has to deal with
+        self._over = threading.Event()
+
+    def rest(self) -> None:
+        """From now on it is listened for: the last thing its maker does."""
+        self._turns.add(self)
+
+    def wake(self) -> None:
+        """From any thread: there is something to hear or to do."""
+        self._turns.call(self)
+
+    def await_end(self, wait_s: float) -> bool:
+        """Whether the run was over within so long."""
+        return self._over.wait(wait_s)
+
+    # -- what a kind of run provides ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _listen(self) -> bool:
+        """Take in what has come and takes no time, without waiting; False: there is more to do than that. What it
+        raises is raised again by `_hand_back`, on the run's own thread."""
+
+    @abstractmethod
+    def _carry_out(self) -> bool:
+        """On a thread of its own: do all there is to do. Returns whether the run is over for good."""
+
+    # -- whose turn it is ---------------------------------------------------------------------------------------------
+
+    def _hand_back(self) -> None:
+        """Raise what was found while the run was listened for."""
+        found, self._found = self._found, None
+        if found is not None:
+            raise found
+
+    def look(self) -> None:
+        """On the thread of all."""
+        try:
+            if self._found is None and self._listen():
+                return
+        except BaseException as error:
+            self._found = error
+        self.resting = False
+        try:
+            threading.Thread(target=self._busy, name=self._name, daemon=True).start()
+        except RuntimeError:  # the machine has no thread left: it is looked at again
+            self.resting = True
+
+    def _busy(self) -> None:
+        if self._carry_out():
+            self._turns.remove(self)
+            self._over.set()
+        else:
+            self.resting = True
+            self.wake()  # for what has come meanwhile
+
+
+class Turns:
+    """The thread of all."""
+
+    def __init__(self) -> None:
+        self._runs: set[Run] = set()
+        self._called: deque[Run] = deque()
+        self._bell = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, run: Run) -> None:
+        with self._lock:
+            self._runs.add(run)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._live, name="jobs", daemon=True)
+                self._thread.start()
+
+    def remove(self, run: Run) -> None:
+        with self._lock:
+            self._runs.discard(run)
+
+    def call(self, run: Run) -> None:
+        """Have it looked at soon, unless it has a thread of its own."""
+        if run.resting:
+            self._called.append(run)
+            if not self._bell.is_set():  # one ring for all that come while nobody listens
+                self._bell.set()
+
+    def _live(self) -> None:
+        look_s = time.monotonic()
+        while True:
+            self._bell.wait(max(look_s - time.monotonic(), 0.0))
+            self._bell.clear()
+            while self._called:
+                self._look(self._called.popleft())
+            if time.monotonic() >= look_s:
+                with self._lock:
+                    runs = list(self._runs)
+                for run in runs:
+                    self._look(run)
+                look_s = time.monotonic() + min((run.look_every_s for run in runs), default=1.0)
+
+    @staticmethod
+    def _look(run: Run) -> None:
+        if run.resting:
+            run.look()
+
+
+EVERYONES = Turns()
