@@ -182,11 +182,16 @@ class Agent:
     def _serve(self, connection: ClientConnection, lease_s: float) -> None:
         beat_s = lease_s / _BEATS_PER_LEASE
         heard_s = beaten_s = time.monotonic()
+        owes = False  # an acknowledgement: one for all orders that come together
         while not self._stopped.is_set():
             try:
-                text = connection.recv(beat_s)
+                text = connection.recv(0.0 if owes else beat_s)
             except TimeoutError:
                 text = None
+            if text is None and owes:
+                self._wire.beat()
+                owes = False
+                continue
             now = time.monotonic()
             if text is not None:
                 heard_s = now
@@ -194,6 +199,7 @@ class Agent:
                 self._forks.order({"do": "seen"})
                 if order is not None:
                     self._obey(order)
+                    owes = True
             elif now - heard_s > lease_s:
                 raise TimeoutError(f"the controller has been silent for {lease_s:.0f} s")
             if text is None or now - beaten_s > beat_s:
@@ -205,7 +211,7 @@ class Agent:
                 self._restart_forks()
 
     def _obey(self, order: Message) -> None:
-        """Carry out an order; acknowledged at once, so that the controller does not give it to a successor again."""
+        """Carry out an order; acknowledged soon, so that the controller does not give it to a successor again."""
         match order.get("do"):
             case "fork":
                 self._fork(order)
@@ -220,7 +226,6 @@ class Agent:
                 self._forks.order(order)
             case "logs" | "read-log":
                 self._show_logs(order)
-        self._wire.beat()
 
     def _fork(self, order: Message) -> None:
         process = order["process"]
