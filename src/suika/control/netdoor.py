@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import uvicorn
+import uvloop
 from starlette.types import ASGIApp
 
 from suika.core.errors import require
@@ -56,7 +57,8 @@ class NetDoor:
         self._thread.start()
 
     def _serve(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._server.serve(sockets=[self._socket]))
 
     def close(self) -> None:
         self._server.should_exit = True
