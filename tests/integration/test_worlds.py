@@ -20,8 +20,9 @@ from suika.reshard.predict import MovePredictor
 from suika.reshard.state import JobShape
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import load
-from suika.simulate.engine import Engine, World
+from suika.simulate.engine import Engine
 from suika.simulate.jobs import SimJob
+from suika.simulate.world import World
 
 pytestmark = pytest.mark.timeout(240)
 

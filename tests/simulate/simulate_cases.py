@@ -10,9 +10,10 @@ from suika.core.cluster import parse_cluster_shorthand
 from suika.core.layout import Layout
 from suika.core.snapshot import Option, ScalingCurve
 from suika.schedule.policies import load
-from suika.simulate.engine import Engine, Outcome, World
+from suika.simulate.engine import Engine
 from suika.simulate.jobs import SimJob
 from suika.simulate.moves import FlatMoves
+from suika.simulate.world import Outcome, World
 
 
 def curve(power: float = 0.8, step_s: float = 1.0, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> ScalingCurve:

@@ -20,9 +20,10 @@ from suika.core.snapshot import JobView, Move, Option, ScalingCurve, Snapshot
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import NAMES, load
 from suika.simulate.charge import decision_s
-from suika.simulate.engine import Engine, Failure, Slowdown, World
+from suika.simulate.engine import Engine
 from suika.simulate.metrics import lower_bound_avg_jct_s, numbers
 from suika.simulate.predictor import Lengths, Predictor
+from suika.simulate.world import Failure, Slowdown, World
 
 WHY = Reason(ReasonCode.USER, "as the test says")
 

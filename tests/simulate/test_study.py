@@ -14,12 +14,13 @@ from suika.cli.app import main
 from suika.core.errors import SpecError
 from suika.schedule.cycle import CycleResult
 from suika.schedule.policies import load
-from suika.simulate.engine import Engine, Failure, Slowdown
+from suika.simulate.engine import Engine
 from suika.simulate.explain import explained
 from suika.simulate.faults import faults
 from suika.simulate.metrics import numbers
 from suika.simulate.report import page
 from suika.simulate.study import Run, parse_move_cost, parse_policies
+from suika.simulate.world import Failure, Slowdown
 
 KEYS = {
     "policy", "jobs", "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "max_jct_s", "makespan_s", "avg_slowdown",

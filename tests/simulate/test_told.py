@@ -14,9 +14,10 @@ from suika.plan.curves import known_curve
 from suika.reshard.predict import MovePredictor
 from suika.reshard.state import JobShape
 from suika.schedule.policies import load
-from suika.simulate.engine import Engine, World
+from suika.simulate.engine import Engine
 from suika.simulate.jobs import SimJob
 from suika.simulate.predictor import Predictor
+from suika.simulate.world import World
 
 MODEL = {"family": "llama", "layers": 8, "hidden": 256, "ffn": 704, "heads": 8, "vocab": 257}
 CLUSTER = parse_cluster_shorthand("2x4:cpu")

@@ -27,12 +27,13 @@ from suika.control.client import NoControllerError, call
 from suika.core.cluster import Cluster, parse_cluster_shorthand
 from suika.core.errors import require
 from suika.schedule.policies import load as load_policy
-from suika.simulate.engine import Engine, Outcome, World
+from suika.simulate.engine import Engine
 from suika.simulate.jobs import SimJob
 from suika.simulate.moves import predicted
 from suika.simulate.times import Models, measured
 from suika.simulate.trace import Trace, read_trace
 from suika.simulate.workload import build
+from suika.simulate.world import Outcome, World
 
 _UP_WAIT_S = 120.0
 _POLL_S = 1.0

@@ -10,7 +10,8 @@ from suika.core.policy import Policy
 from suika.core.words import seconds
 from suika.schedule.cycle import CycleResult
 from suika.schedule.explain import explain
-from suika.simulate.engine import Engine, World
+from suika.simulate.engine import Engine
+from suika.simulate.world import World
 
 
 def explained(world: World, policy: Policy, job_id: str, at_s: float) -> dict[str, Any]:
@@ -18,16 +19,17 @@ def explained(world: World, policy: Policy, job_id: str, at_s: float) -> dict[st
     is not in the system at `at_s`."""
     log = _Log(job_id)
     engine = Engine(world, policy, on_cycle=log)
-    if job_id not in engine.number_of:
+    state = engine.state
+    if job_id not in state.number_of:
         some = ", ".join(job.id for job in world.jobs[:5])
         raise NotFoundError("explain", job_id, "is no job of this trace", f"it has {some}, ...")
     engine.run_until(at_s)
-    record = engine.outcome.records[engine.number_of[job_id]]
+    record = state.outcome.records[state.number_of[job_id]]
     if record.job.submit_s > at_s:
         raise SpecError("explain", job_id, f"comes at {record.job.submit_s:g} s only", "ask about a later time")
     if record.end_s is not None:
         raise SpecError("explain", job_id, f"has ended by {at_s:g} s", f"it ran until {record.end_s:g} s")
-    snapshot = engine.snapshot()
+    snapshot = state.snapshot()
     view = snapshot.job_of[job_id]
     reason = log.reason or Reason(ReasonCode.QUEUED, "nobody has decided about it yet")
     sentence = reason.sentence

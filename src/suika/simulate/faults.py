@@ -14,9 +14,9 @@ import numpy as np
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError, require
 from suika.core.words import parse_seconds
-from suika.simulate.engine import Failure, Slowdown
 from suika.simulate.readers.rows import csv_rows_of, number, optional
 from suika.simulate.trace import BadRowError
+from suika.simulate.world import Failure, Slowdown
 
 REPAIR_S = 3600.0
 COLUMNS = "columns: at_s, node or node/index, down_s, and for stragglers slow"

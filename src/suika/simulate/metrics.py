@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from suika.simulate.engine import Outcome, World
 from suika.simulate.jobs import Record, SimJob
+from suika.simulate.world import Outcome, World
 
 
 def numbers(world: World, outcome: Outcome) -> dict[str, float]:

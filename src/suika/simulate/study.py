@@ -12,7 +12,7 @@ from suika.core.policy import Policy
 from suika.core.quota import Quota, check_quotas
 from suika.core.snapshot import MoveCost
 from suika.schedule.policies import load as load_policy
-from suika.simulate.engine import Engine, Failure, Outcome, Slowdown, World
+from suika.simulate.engine import Engine
 from suika.simulate.faults import faults
 from suika.simulate.metrics import lower_bound_avg_jct_s, numbers, over_seeds
 from suika.simulate.moves import FlatMoves, predicted
@@ -20,6 +20,7 @@ from suika.simulate.predictor import Lengths, Predictor
 from suika.simulate.times import Models
 from suika.simulate.trace import Trace
 from suika.simulate.workload import Workload, build
+from suika.simulate.world import Failure, Outcome, Slowdown, World
 
 
 @dataclass(frozen=True)
