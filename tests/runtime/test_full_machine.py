@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from suika.runtime.forkserver import ForkServer
 from suika.runtime.gang import NOT_STARTED
+from suika.runtime.hub import Hub
 from suika.runtime.messages import listen
 
 
@@ -22,10 +22,10 @@ def test_a_fork_that_fails_ends_one_process_and_leaves_nothing_open(
         raise BlockingIOError(errno.EAGAIN, "no process to be had")
 
     listener, told = listen(tmp_path / "socket"), []
-    server: Any = ForkServer(listener)
+    server: Any = Hub(listener)
     server._owner = SimpleNamespace(post=told.append)
     monkeypatch.setattr(os, "fork", no_room)
-    monkeypatch.setattr("suika.runtime.forkserver._num_threads", lambda: 1)
+    monkeypatch.setattr("suika.runtime.hub._num_threads", lambda: 1)
     before = len(os.listdir("/proc/self/fd"))
     order = {"process": "j1.1.n0/0", "entry": "none:none", "launch": {}, "log": str(tmp_path / "a.log")}
     server._fork(order)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import os
 import selectors
-import signal
 import socket
 import time
 from collections import deque
 from pathlib import Path
 
-from suika.runtime.forkserver import ForkServer, end_quietly, run_at
+from suika.runtime.forkserver import run_at
+from suika.runtime.hub import Hub
 from suika.runtime.messages import Channel, DisconnectedError, Message
 
 KEPT_EXITS = 1000
@@ -30,7 +30,7 @@ class OrphanedError(Exception):
     """Nobody has been in touch for the orphan limit, or the owner wants the end."""
 
 
-class LastingForkServer(ForkServer):
+class LastingHub(Hub):
     """Also takes `{"do": "seen"}` and `{"do": "replay", "number": ..}` from its owner."""
 
     def __init__(self, listener: socket.socket, orphan_limit_s: float) -> None:
@@ -42,11 +42,7 @@ class LastingForkServer(ForkServer):
 
     def run(self) -> None:
         """Serve one owner after the other until the limit; then leave nothing behind."""
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, end_quietly)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
+        self._heed_signals()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
         try:
@@ -59,7 +55,7 @@ class LastingForkServer(ForkServer):
                     raise OrphanedError
                 for child in self._by_name.values():
                     if child.outage_s is not None and alone_s > child.outage_s:
-                        self._end(child)  # its successor may begin elsewhere now
+                        child.end()  # its successor may begin elsewhere now
         except OrphanedError:
             pass
         finally:
@@ -148,7 +144,7 @@ def main() -> None:
     parser.add_argument("--orphan-limit", type=float, required=True)
     parser.add_argument("--preload", action="append", default=[])
     arguments = parser.parse_args()
-    run_at(arguments.socket, arguments.preload, lambda listener: LastingForkServer(listener, arguments.orphan_limit))
+    run_at(arguments.socket, arguments.preload, lambda listener: LastingHub(listener, arguments.orphan_limit))
 
 
 if __name__ == "__main__":
