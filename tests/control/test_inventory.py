@@ -12,9 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from suika.agent.condition import Condition
 from suika.agent.inventory import CpuDevices, NvidiaDevices, with_descendants
-from suika.agent.program import Agent
-from suika.core.cluster import Node
+from suika.agent.news import News
+from suika.agent.orders import Orders
+from suika.agent.outbox import Outbox
+from suika.agent.rules import Rules
 from suika.core.errors import SpecError
 
 MIB = 1 << 20
@@ -86,40 +89,43 @@ def test_what_a_process_of_ours_started_is_ours() -> None:
         child.wait()
 
 
-def test_a_dirty_device_is_looked_at_again_until_it_is_clean(tmp_path: Path) -> None:
+def test_a_dirty_device_is_looked_at_again_until_it_is_clean() -> None:
     found = {0: "4 MiB are in use by nobody"}
     inventory = SimpleNamespace(dirty=lambda own: dict(found), checks=True, num_devices=1, device_type="A100")
-    agent = Agent("http://x", "token", Node("n0", 1, "A100"), tmp_path, SimpleNamespace(), inventory)
     said: list[dict[str, str]] = []
-    agent._wire.connect(lambda frame: said.append(frame["m"]["dirty"]), 0)
-    agent._tell_dirty()
-    agent._look_again()
+    outbox = Outbox(lambda number: None)
+    outbox.connect(lambda frame: said.append(frame["m"]["dirty"]), 0, resumes=False)
+    condition = Condition(inventory, None, outbox)
+    condition.tell()
+    condition.look_again()
     found.clear()
-    agent._look_again()
-    agent._look_again()
+    condition.look_again()
+    condition.look_again()
     assert said == [{"0": "4 MiB are in use by nobody"}, {}]
 
 
 def test_signs_of_life_do_not_wait_behind_an_end_that_waits_for_its_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("suika.agent.program.CLEAN_WAIT_S", 1.0)
+    monkeypatch.setattr("suika.agent.condition.CLEAN_WAIT_S", 1.0)
     found = {0: "4 MiB are in use by nobody"}
     inventory = SimpleNamespace(dirty=lambda own: dict(found), checks=True, num_devices=2, device_type="A100")
-    forks = SimpleNamespace(order=lambda order: None)
-    agent = Agent("http://x", "token", Node("n0", 2, "A100"), tmp_path, forks, inventory)
-    agent._awaited = None  # it has told everything
     said: list[str] = []
-    agent._wire.connect(lambda frame: said.append(frame["m"]["event"]) if "m" in frame else None, 0)
-    teller = threading.Thread(target=agent._pass_on_news)
+    outbox = Outbox(lambda number: None)
+    outbox.connect(lambda frame: said.append(frame["m"]["event"]) if "m" in frame else None, 0, resumes=False)
+    outbox.tell({"event": "hello", "processes": [], "asked": 1})  # it has told everything
+    news = News(True, Condition(inventory, None, outbox), outbox)
+    teller = threading.Thread(target=news.run)
     teller.start()
-    agent._obey({"do": "ping", "processes": ["k.1.n0/1"]})
+    forks = SimpleNamespace(order=lambda order: None)
+    orders = Orders("n0", tmp_path, Rules(), forks, news.roll, outbox, print)
+    orders.carry_out({"do": "ping", "processes": ["k.1.n0/1"]})
     for index in range(3):
-        agent._hear({"event": "exit", "process": f"j.1.n0/{index}", "code": 0})
-    agent._hear({"event": "message", "process": "k.1.n0/1", "message": {"say": "pong"}})
-    assert said == ["alive"]
+        news.hear({"event": "exit", "process": f"j.1.n0/{index}", "code": 0})
+    news.hear({"event": "message", "process": "k.1.n0/1", "message": {"say": "pong"}})
+    assert said == ["hello", "alive"]
     began_s = time.monotonic()
-    agent._news.put(None)
+    news.end()
     teller.join(10)
-    assert said == ["alive", *["devices", "exit"] * 3]
+    assert said == ["hello", "alive", *["devices", "exit"] * 3]
     assert time.monotonic() - began_s < 2.0, "a device that is said to be dirty is waited for once"

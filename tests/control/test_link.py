@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from suika.agent.link import WINDOW, Wire
-from suika.agent.program import _newest_of
+from suika.agent.outbox import newest_of
 
 
 def step(process: str, number: int) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def step(process: str, number: int) -> dict[str, Any]:
 
 
 def put(wire: Wire, event: dict[str, Any]) -> None:
-    wire.put(event, _newest_of(event))
+    wire.put(event, newest_of(event))
 
 
 class Peers:

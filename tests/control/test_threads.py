@@ -19,13 +19,13 @@ import pytest
 from test_agents import Job, Node, Notes
 from world import World
 
-from suika.agent.program import Agent
+from suika.agent.condition import Condition
+from suika.agent.outbox import Outbox
 from suika.control import agents, pricing
 from suika.control.agents import AgentHub, UnreachableError
 from suika.control.metrics import Metrics
 from suika.control.roster import GrowingPricing
 from suika.control.state import Waiting, Watch
-from suika.core.cluster import Node as Machine
 from suika.core.cluster import parse_cluster_shorthand
 from suika.core.job import parse_job
 from suika.core.sample import StepSample
@@ -205,7 +205,7 @@ def test_a_connection_that_begins_counts_from_its_beginning(monkeypatch: pytest.
     assert max(seen) == 0.0
 
 
-def test_what_was_seen_last_of_devices_is_told_last(tmp_path: Path) -> None:
+def test_what_was_seen_last_of_devices_is_told_last() -> None:
     """One thread looks after a process' end, another when it connects."""
     first, told = threading.Event(), threading.Event()
 
@@ -217,13 +217,14 @@ def test_what_was_seen_last_of_devices_is_told_last(tmp_path: Path) -> None:
         return {}
 
     inventory = SimpleNamespace(dirty=dirty, checks=True, num_devices=1, device_type="A100")
-    agent = Agent("http://x", "token", Machine("n0", 1, "A100"), tmp_path, SimpleNamespace(), inventory)
     said: list[dict[str, str]] = []
-    agent._wire.connect(lambda frame: said.append(frame["m"]["dirty"]), 0)
-    slow = threading.Thread(target=agent._tell_dirty)
+    outbox = Outbox(lambda number: None)
+    outbox.connect(lambda frame: said.append(frame["m"]["dirty"]), 0, resumes=False)
+    condition = Condition(inventory, None, outbox)
+    slow = threading.Thread(target=condition.tell_dirty)
     slow.start()
     assert first.wait(10)
-    agent._tell_dirty()
+    condition.tell_dirty()
     told.set()
     slow.join(10)
-    assert said[-1] == {"0": "in use by nobody"} == {str(k): v for k, v in agent._told_dirty.items()}
+    assert said[-1] == {"0": "in use by nobody"} == {str(k): v for k, v in condition._told_dirty.items()}
