@@ -170,8 +170,8 @@ def stage_tensors(
     return tuple(
         t
         for t in logical_tensors(model, sequence_length)
-        if any(on_stage(model, t, *chunk) for chunk in chunks)
-        and (t.expert is None or t.expert // per_rank == expert_rank)
+        if (t.expert is None or t.expert // per_rank == expert_rank)
+        and any(on_stage(model, t, *chunk) for chunk in chunks)
     )
 
 
@@ -234,14 +234,21 @@ def rank_regions(
 
 
 def _slice_regions(bucket: Bucket, boxes: list[Box], kind: str) -> Iterator[Region]:
-    """The bucket's slice as boxes: a flat range of a shard is up to three boxes of a matrix."""
-    start, stop = bucket.slice
-    for tensor, box, at in zip(bucket.tensors, boxes, bucket.offsets, strict=True):
-        low, high = max(start - at, 0), min(stop - at, box.numel)
-        offset = at + low - start
-        for part in flat_range(box, low, high):
+    for number, (tensor, box) in enumerate(zip(bucket.tensors, boxes, strict=True)):
+        for part, offset in slice_boxes(bucket, number, box, bucket.replica):
             yield Region(StateKey(tensor.name, kind), part, f"{kind}/{bucket.name}", offset)
-            offset += part.numel
+
+
+def slice_boxes(bucket: Bucket, number: int, shard: Box, replica: int) -> Iterator[tuple[Box, int]]:
+    """What `replica` holds in its slice of the bucket's tensor `number`, whose local shard is `shard`: boxes, and where
+    they begin in the slice. A flat range of a matrix is up to three boxes."""
+    start, stop = bucket.slice_of(replica)
+    at = bucket.offsets[number]
+    low, high = max(start - at, 0), min(stop - at, shard.numel)
+    offset = at + low - start
+    for part in flat_range(shard, low, high):
+        yield part, offset
+        offset += part.numel
 
 
 def buffer_specs(

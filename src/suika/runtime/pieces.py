@@ -12,8 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from suika.core.plan import Plan
-from suika.core.tensors import logical_tensors
-from suika.reshard.regions import Box, refine
+from suika.reshard.regions import Box
 from suika.reshard.state import (
     ITEM_BYTES,
     JobShape,
@@ -23,6 +22,7 @@ from suika.reshard.state import (
     rank_regions,
     weight_dtype,
 )
+from suika.runtime.parts import Part, Parts, parts_of
 
 _ALIGNMENT = 64
 
@@ -61,10 +61,11 @@ def pieces(shape: JobShape, plan: Plan) -> tuple[tuple[Piece, ...], ...]:
     """What each rank writes to disk: every element of the state exactly once, by the owner with the least so far."""
     found: list[list[Piece]] = [[] for _ in range(plan.layout.num_ranks)]
     load = [0] * plan.layout.num_ranks
-    for part, owners in _parts(shape, plan):
-        rank, region = _least_loaded(owners, load)
-        load[rank] += part.numel
-        found[rank].append(Piece(part, region))
+    for some in parts_of(shape, plan):
+        for part in some.parts:
+            rank = _least_loaded(part.owners, load)
+            load[rank] += part.numel
+            found[rank].append(Piece(part.box, some.region(part, rank)))
     return tuple(map(tuple, found))
 
 
@@ -100,59 +101,80 @@ def shares(shape: JobShape, plan: Plan) -> tuple[Share, ...]:
     num_ranks = plan.layout.num_ranks
     alone: list[list[Piece]] = [[] for _ in range(num_ranks)]
     shared: list[list[Piece]] = [[] for _ in range(num_ranks)]
-    load = [0] * num_ranks
-    for part, owners in _parts(shape, plan):
-        first, region = _least_loaded(owners, load)
-        load[first] += part.numel
-        elsewhere = [owner for owner in owners if plan.devices[owner[0]].node != plan.devices[first].node]
-        (shared if elsewhere else alone)[first].append(Piece(part, region))
-        if elsewhere:
-            second, region = _least_loaded(elsewhere, load)
-            load[second] += part.numel
-            shared[second].append(Piece(part, region))
-    width = {kind: ITEM_BYTES[dtype] for kind, dtype in dtypes(shape).items()}
+    for some, given in _given(shape, plan):
+        for part, first, second in given:
+            (alone if second is None else shared)[first].append(Piece(part.box, some.region(part, first)))
+            if second is not None:
+                shared[second].append(Piece(part.box, some.region(part, second)))
+    widths = _widths(shape)
     return tuple(
-        Share((*mine, *ours), len(mine), tuple(p.box.numel * width[p.region.key.kind] for p in (*mine, *ours)))
+        Share((*mine, *ours), len(mine), tuple(p.box.numel * widths[p.region.key.kind] for p in (*mine, *ours)))
         for mine, ours in zip(alone, shared, strict=True)
     )
 
 
 def own_bytes(shape: JobShape, plan: Plan) -> dict[str, tuple[int, int]]:
     """Node of the plan -> what one set of copies takes on it of its own ranks' shares, and how much of that lies on no
-    other node."""
+    other node. The sum over `shares`, whose pieces are not made for it."""
+    lines, alone, widths = [0] * plan.layout.num_ranks, [0] * plan.layout.num_ranks, _widths(shape)
+    for some, given in _given(shape, plan):
+        width = widths[some.key.kind]
+        for part, first, second in given:
+            num = -(-part.numel * width // _ALIGNMENT)
+            lines[first] += num
+            if second is None:
+                alone[first] += num
+            else:
+                lines[second] += num
     total = dict.fromkeys((device.node for device in plan.devices), (0, 0))
-    for device, share in zip(plan.devices, shares(shape, plan), strict=True):
-        own, alone = total[device.node]
-        total[device.node] = own + share.num_bytes, alone + share.alone_bytes
+    for rank, device in enumerate(plan.devices):
+        own_bytes, alone_bytes = total[device.node]
+        own_bytes += max(lines[rank], 1) * _ALIGNMENT
+        total[device.node] = own_bytes, alone_bytes + alone[rank] * _ALIGNMENT
     return total
 
 
 def is_whole(shape: JobShape, plan: Plan, own: Iterable[int], copied: Iterable[int]) -> bool:
     """Whether the shares of the ranks `own` and the copies of those of `copied` hold all of the state together."""
-    everyone = shares(shape, plan)
-    there = {piece.place for rank in own for piece in everyone[rank].pieces}
-    there |= {piece.place for rank in copied for piece in everyone[rank].pieces[: everyone[rank].num_alone]}
-    return all(piece.place in there for share in everyone for piece in share.pieces)
+    there, sent_on = set(own), set(copied)
+    return all(
+        first in there or (first in sent_on if second is None else second in there)
+        for _, given in _given(shape, plan)
+        for _, first, second in given
+    )
 
 
-Owner = tuple[int, Region]
+Given = tuple[Part, int, int | None]  # by a rank, and by one on another node if replicas live there
 
 
-def _least_loaded(owners: Iterable[Owner], load: list[int]) -> Owner:
-    return min(owners, key=lambda owner: (load[owner[0]], owner[0]))
+def _given(shape: JobShape, plan: Plan) -> Iterator[tuple[Parts, list[Given]]]:
+    """Who gives what of each tensor for a copy in memory."""
+    nodes = [device.node for device in plan.devices]
+    load = [0] * plan.layout.num_ranks
+    for some in parts_of(shape, plan):
+        given: list[Given] = []
+        for part in some.parts:
+            is_slice = len(part.owners) == 1  # most are: there is nothing to choose
+            first, second = (next(iter(part.owners)), None) if is_slice else _two_of(part.owners, load, nodes)
+            load[first] += part.numel
+            if second is not None:
+                load[second] += part.numel
+            given.append((part, first, second))
+        yield some, given
 
 
-def _parts(shape: JobShape, plan: Plan) -> Iterator[tuple[Box, list[Owner]]]:
-    """The state in boxes that each owner holds whole or not at all, with their owners (rank, region)."""
-    holders: dict[StateKey, dict[Box, list[Owner]]] = {}
-    for rank in range(plan.layout.num_ranks):
-        for region in plan_regions(shape, plan, rank):
-            holders.setdefault(region.key, {}).setdefault(region.box, []).append((rank, region))
-    numel = {tensor.name: tensor.numel for tensor in logical_tensors(shape.model, shape.sequence_length)}
-    for key, boxes in holders.items():
-        whole = numel[key.tensor]
-        # Replicas cut differently (ZeRO slices of unequal shards) overlap in part: then cut along every edge.
-        parts = list(boxes) if sum(box.numel for box in boxes) == whole else refine(boxes)
-        assert sum(part.numel for part in parts) == whole, f"{key} is not covered by {plan.layout}"
-        for part in parts:
-            yield part, [owner for box, owners in boxes.items() if box.contains(part) for owner in owners]
+def _two_of(owners: Iterable[int], load: list[int], nodes: list[str]) -> tuple[int, int | None]:
+    """The owner with the least load so far, and of those on other nodes the one with the least."""
+    first = _least_loaded(owners, load)
+    elsewhere = [rank for rank in owners if nodes[rank] != nodes[first]]
+    return first, _least_loaded(elsewhere, load) if elsewhere else None
+
+
+def _least_loaded(ranks: Iterable[int], load: list[int]) -> int:
+    """`ranks` ascend: of those that have the same load it is the first one."""
+    return min(ranks, key=load.__getitem__)
+
+
+def _widths(shape: JobShape) -> dict[str, int]:
+    """Bytes of an element of each kind of state."""
+    return {kind: ITEM_BYTES[dtype] for kind, dtype in dtypes(shape).items()}
