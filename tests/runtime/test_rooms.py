@@ -67,13 +67,21 @@ def test_what_does_not_fit_is_said() -> None:
     assert rooms().settle("j", ALONE, {}).refused == "no copy is made: a is not up, or its holders fail"
 
 
-def test_a_job_that_is_refused_keeps_what_it_was_promised() -> None:
-    some = rooms(a=node(300), b=node(300))
+def test_who_is_refused_has_what_its_holders_hold_and_no_more() -> None:
+    """The job has left a, where it keeps one set yet, with b as its keeper, for c, which has no room."""
+    some = rooms(a=node(300), b=node(300), c=node(300))
     assert some.settle("j", ALONE, {}).keepers == {"a": "b"}
-    assert some.settle("j", Wish({"a": 151}, {"a": 151}), {}).refused is not None
-    assert some.settle("k", Wish({"b": 51}, {"b": 0}), {}).refused is not None, "j still has 200 of b's 300"
+    assert some.settle("k", Wish({"a": 51}, {"a": 0}), {}).refused is not None, "j is promised 200 of a's 300"
+    some.hold("j", {"a": 100, "b": 100})
+    assert some.settle("j", Wish({"c": 151}, {"c": 0}), {}).refused is not None
+    others = Wish({"a": 100, "b": 100, "c": 150}, {"a": 0, "b": 0, "c": 0})
+    assert some.settle("k", others, {}).refused is None
+    more = Wish({"a": 101}, {"a": 0})
+    assert some.settle("k", more, {}).refused is not None, "j still has 100 of a's 300"
+    some.hold("j", {"a": 0, "b": 100})
+    assert some.settle("k", more, {}).refused is None, "its set is gone"
     some.release("j")
-    assert some.settle("k", Wish({"b": 51}, {"b": 0}), {}).refused is None
+    assert some.settle("k", Wish({"b": 150}, {"b": 0}), {}).refused is None
 
 
 def test_what_was_promised_and_not_taken_yet_is_not_available_any_more() -> None:
@@ -100,11 +108,17 @@ def test_what_is_held_counts_though_nobody_promised_it() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_node_is_ever_promised_more_than_it_allows(seed: int) -> None:
-    """Jobs come, move and go at random; no part of a job's state has both its copies on one node."""
+    """Jobs come, move and go at random, and their holders take what they were promised; no part of a job's state has
+    both its copies on one node."""
     dice = random.Random(seed)
     limits = {name: dice.randrange(200, 2000) for name in "abcdef"}
     some = rooms(**{name: node(limit) for name, limit in limits.items()})
     kept: dict[str, Places] = {}
+    num_refused = 0
+
+    def reserved(name: str, job: str) -> int:
+        return max(book.get(name, {}).get(job, 0) for book in (some._promised, some._held))
+
     for _ in range(300):
         job = dice.choice("uvwxyz")
         if dice.random() < 0.2:
@@ -119,5 +133,10 @@ def test_no_node_is_ever_promised_more_than_it_allows(seed: int) -> None:
             kept[job] = places
             assert all(node != keeper for node, keeper in places.keepers.items())
             assert places.lacking is not None or set(places.keepers) == {n for n, num in alone.items() if num}
+            some.hold(job, {name: dice.randrange(reserved(name, job) + 1) for name in limits})
+        else:
+            num_refused += 1
+            assert all(reserved(name, job) == some._held.get(name, {}).get(job, 0) for name in limits)
         for name, limit in limits.items():
-            assert sum(some._promised.get(name, {}).values()) <= limit
+            assert sum(reserved(name, each) for each in "uvwxyz") <= limit
+    assert num_refused

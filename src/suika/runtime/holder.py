@@ -74,6 +74,7 @@ class Holder:
     def __init__(self, say: Callable[..., None], host: str | None = None) -> None:
         self._token, self._say = secrets.token_hex(16), say
         self._lock = threading.Lock()
+        self._counting = threading.Lock()  # of many threads' words the last one must be the newest
         self._held: dict[Key, Held] = {}
         self._dropped = (0, 0)  # up to this (generation, step) nothing is taken any more
         host = host or os.environ.get("SUIKA_ADDRESS", HOST)
@@ -122,7 +123,8 @@ class Holder:
 
     def _say_how_much(self, request: int = 0) -> None:
         """`request`: the number of the report that this ends."""
-        self._say("holding", generation=0, num_bytes=self.num_bytes, request=request, **self.address)
+        with self._counting:
+            self._say("holding", generation=0, num_bytes=self.num_bytes, request=request, **self.address)
 
     # -- a rank of this node hands over -------------------------------------------------------------------------------
 
@@ -204,8 +206,8 @@ class Holder:
             if key[:2] <= self._dropped:
                 return  # it comes late: a newer set is complete
             self._held[key] = held
+        self._say_how_much()  # first: what a set takes is in its owner's book before the set counts
         self._say("held", **said)
-        self._say_how_much()
 
     def _fail(self, key: Key, error: Exception) -> None:
         self._say("unheld", error=f"{type(error).__name__}: {error}", **key._asdict())

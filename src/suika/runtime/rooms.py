@@ -64,17 +64,17 @@ class Rooms:
         self._held: dict[str, dict[str, int]] = {}
 
     def settle(self, job_id: str, wish: Wish, before: Mapping[str, str], bad: Collection[str] = ()) -> Places:
-        """Choose who keeps what, and promise the job room for it in the place of what it was promised before. What has
-        a keeper in `before` stays there if it can. `bad`: nodes whose holders fail."""
+        """Choose who keeps what, and promise the job room for it in the place of what it was promised before. Who is
+        refused is promised nothing, and has what its holders hold. What has a keeper in `before` stays there if it can.
+        `bad`: nodes whose holders fail."""
         memory, avoided = self._memory(), set(self.avoided())
         with self._lock:
             free = {node: self._free(node, said, job_id) for node, said in memory.items() if node not in bad}
             strangers = [n for n in free if memory[n] is not None and n not in avoided and n not in wish.own]
             places, needs = _choose(wish, free, sorted(strangers, key=lambda node: (-free[node], node)), before)
-            if places.refused is None:
-                self._forget(self._promised, job_id)
-                for node, num_bytes in needs.items():
-                    self._promised.setdefault(node, {})[job_id] = num_bytes
+            self._forget(self._promised, job_id)
+            for node, num_bytes in needs.items():
+                self._promised.setdefault(node, {})[job_id] = num_bytes
         return places
 
     def hold(self, job_id: str, held: Mapping[str, int]) -> None:
