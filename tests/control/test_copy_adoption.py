@@ -26,7 +26,8 @@ from suika.core.job import JobState
 from suika.core.layout import Layout
 from suika.core.plan import Plan
 from suika.runtime.coordinator import JobRun
-from suika.runtime.events import Ended, Outcome
+from suika.runtime.copysets import Lineage
+from suika.runtime.events import Ended, Outcome, Started
 
 STEP = 7
 ADDRESS = {"host": "127.0.0.1", "port": 9, "line": "l", "token": "t"}
@@ -279,6 +280,54 @@ def test_what_the_job_did_in_a_past_that_it_left_is_not_its_state(world: World, 
         agent.come()
     again.until(lambda: again.watch.busy_until_s == 0, "an answer")
     assert again.watch.snapshot is None
+
+
+def _start_from(world: World, copies: str | None) -> None:
+    """The job that was lost in generation 1 runs again, in generation 2, from the step of its copies."""
+    world.decide(world.grant("train", "n0/0", "n0/1"))
+    run = world.runs["train"]
+    run.step = STEP
+    run.on_event(Started(run.job_id, run.generation, STEP, 0.1, run.plan.devices, copies=copies))
+    world.turn()
+    assert world.job("train").state is JobState.RUNNING
+
+
+def test_what_the_job_was_started_from_is_its_state_until_it_has_newer(
+    world: World, lost: Callable[[], Restarted]
+) -> None:
+    """It was lost again before it had made another copy."""
+    _start_from(world, f"memory:1/{STEP}")
+    run = world.runs["train"]
+    run.on_event(Ended(run.job_id, run.generation, Outcome.LOST, STEP + 2, f"memory:1/{STEP}", STEP, "killed"))
+    world.turn()
+    again = lost()
+    Agent(again.hub, "n1", {holder(world, "n1"): shares(world, copied=True)}).come()
+    again.until(lambda: again.watch.busy_until_s == 0, "the copies")
+    assert again.watch.snapshot == f"memory:1/{STEP}"
+    assert world.job("train").steps_done == STEP
+
+
+@pytest.mark.parametrize("copies", [f"memory:1/{STEP}", None])
+def test_a_running_job_is_taken_back_with_what_it_was_started_from(
+    world: World, lost: Callable[[], Restarted], copies: str | None
+) -> None:
+    """Where that is not on record, as with a start from disk, it is of another past."""
+    _start_from(world, copies)
+    again = lost()
+    Agent(again.hub, "n1", {holder(world, "n1"): shares(world, copied=True)}).come()
+    ranks = {f"{world.job('train').id}.2.n0/{index}": 7 for index in (0, 1)}
+    Agent(again.hub, "n0", {holder(world, "n0"): shares(world)}, **ranks).come()
+    holders = again.runs[0].copies.holders.alive
+    again.until(lambda: len([each for each in holders.values() if each.address is not None]) == 2, "what both hold")
+    assert again.runs[0].copies.newest == ((1, STEP) if copies else None)
+
+
+def test_a_start_that_an_older_controller_put_on_record_is_read(world: World, lost: Callable[[], Restarted]) -> None:
+    """It did not write down from which copies that was."""
+    again = lost()
+    job = world.job("train")
+    world.store.append(world.now, "launched", job.id, generation=4, plan={}, launch_s=1.0, resumed_step=STEP)
+    assert again.adoption._copies.lineage(job) == Lineage(since=4, step=STEP)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

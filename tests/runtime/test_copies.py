@@ -193,6 +193,20 @@ def test_a_holder_takes_and_shows_nothing_without_the_token() -> None:
             give(held.holders["a"].address["line"], {"token": "another", "num_bytes": 64}, room(share.num_bytes))
 
 
+def test_what_a_share_takes_is_said_before_it_counts() -> None:
+    """Who is refused room for the next set is left with what is known to be held of this one."""
+    with _held(spec(), plan(*WIDE, spec())) as held:
+        for said in held.said.values():
+            known = counted = 0
+            for word in said:
+                if word["say"] == "holding":
+                    known = word["num_bytes"]
+                else:
+                    counted += word["num_bytes"]
+                    assert known >= counted
+            assert known == counted > 0
+
+
 def test_dropped_sets_give_their_memory_back_and_take_nothing_late() -> None:
     job, source = spec(), plan(*LAYOUTS[4], spec())
     with _held(job, source) as held:
@@ -272,6 +286,7 @@ def test_a_node_that_is_gone_costs_the_steps_since_the_last_copy(
     assert ended.snapshot_step > job_run.keeper.newest[1], "newer than what is on disk"
     started = goes_on(job_run, job, ended.snapshot, ("tp=1,pp=1,dp=3", "a1 a2 a3"))
     assert (started.resumed_step, started.fell_back) == (ended.snapshot_step, None)
+    assert started.copies == ended.snapshot
     assert not job_run.copies.holders.alive, "nothing stays behind"
 
 
@@ -417,6 +432,7 @@ def test_holders_that_give_nothing_cost_the_copies_not_the_job(run: Callable[...
     started = goes_on(job_run, job, ended.snapshot, ("tp=1,pp=1,dp=2", "a0 b0"))
     assert started.resumed_step == saved
     assert "RecallError" in started.fell_back
+    assert started.copies is None
 
 
 @pytest.mark.fault

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from suika.runtime.adopt import join_copies
+from suika.runtime.adopt import OnRecord, join_copies, take_back
 from suika.runtime.coordinator import JobRun
 from suika.runtime.copies import Copies
 from suika.runtime.copysets import Lineage
-from suika.runtime.events import Ended, JobEvent
+from suika.runtime.events import Ended, JobEvent, Outcome
 from suika.runtime.gang import Gang, Limits
 from suika.runtime.messages import Message
 from suika.runtime.rooms import NodeMemory, Rooms
 
-from .conftest import CLUSTER, plan, spec
+from .conftest import CLUSTER, USER, plan, spec
 
 Listener = Callable[[Message], None]
 ONE_RANK = ("tp=1,pp=1,dp=1", "a0")
@@ -103,6 +104,32 @@ def test_a_start_from_disk_that_fails_brings_no_given_up_past_back(tmp_path: Pat
     run.close()
     (ended,) = [event for event in events if isinstance(event, Ended)]
     assert (ended.snapshot, ended.snapshot_step) == ("/disk/100", 100)
+
+
+@pytest.mark.parametrize(
+    ("source", "goes_on_from"),
+    [((3, 110), ("memory:3/110", 110)), (None, ("/disk/80", 80))],
+    ids=["named", "not named"],
+)
+def test_what_a_job_was_started_from_stays_its_own_under_a_new_coordinator(
+    tmp_path: Path, source: tuple[int, int] | None, goes_on_from: tuple[str, int]
+) -> None:
+    """It was started from the copies of step 110 of generation 3, and loses its rank before the next copy is made. Who
+    is not told what that start was from must take them for another past."""
+    processes, events = Played(), list[JobEvent]()
+    run = JobRun("j", spec(memory_copy_every_steps=10), processes, CLUSTER, tmp_path, "", events.append)
+    record = OnRecord(plan(*ONE_RANK, spec()), 5, 115, USER, ("/disk/80", 80), Lineage(5, source))
+    processes.have["j.holder.b.x"] = [held(3, 110, 0, ONE_RANK)]
+    take_back(run, record, {"j.5.a/0": 1, "j.holder.b.x": 1}, processes.claim).result(5)
+    processes.kill("j.5.a/0")
+    deadline = time.monotonic() + 20
+    while not any(isinstance(event, Ended) for event in events):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.close()
+    ended = next(event for event in events if isinstance(event, Ended))
+    assert (ended.outcome, ended.step) == (Outcome.LOST, 115)
+    assert (ended.snapshot, ended.snapshot_step) == goes_on_from
 
 
 def _copies(processes: Played, emit: Callable[[JobEvent], None]) -> tuple[Copies, Gang]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from suika.runtime.copies import Copies
-from suika.runtime.copysets import CopySets, Lineage, is_name
+from suika.runtime.copysets import CopySets, Lineage, is_name, key_of, name_of
 from suika.runtime.rooms import Rooms
 
 from .conftest import plan, spec
@@ -99,6 +99,21 @@ def test_a_job_that_waits_takes_the_step_that_it_was_promised_or_a_later_one() -
     whole(sets, 3, 70)
     whole(sets, 3, 75)
     assert keys(sets) == [(3, 75)]
+
+
+def test_a_job_that_waits_takes_what_it_was_started_from_only_if_it_has_come_no_further() -> None:
+    sets = CopySets()
+    sets.keep_to(Lineage(since=3, source=(1, 45), step=50))
+    assert sets.take_in("ha", held(1, 45, 0)) is None
+    assert keys(sets) == [], "the state of step 50 may come yet: to start from less would lose it"
+    sets.keep_to(Lineage(since=3, source=(1, 45), step=45))
+    whole(sets, 1, 45)
+    assert sets.newest == (1, 45)
+
+
+def test_a_name_says_which_set_it_is() -> None:
+    assert key_of(name_of((12, 3400))) == (12, 3400)
+    assert is_name(name_of((12, 3400)))
 
 
 def test_what_a_job_is_to_start_from_is_not_given_up_for_a_death_that_is_heard_later() -> None:

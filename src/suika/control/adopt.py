@@ -175,7 +175,7 @@ class Adoption:
             job.steps_done,
             job.reason,
             snapshot,
-            self._copies.since(job),
+            self._copies.lineage(job),
             move,
             committed,
             leaving,

@@ -1,9 +1,9 @@
 """Holders of copies in memory that have outlived their controller: each goes to the job whose state it has, or ends.
 
-The store does not know of copies; nodes say which holders they have, and holders what they hold. What the store knows
-is how far a job that waits had come: if that is further than its newest snapshot, its state was in memory when its
-ranks were lost. Such a job is not started before its copies were found, or all nodes are here without them, or a lease
-is over; then it goes back to its snapshot.
+The store does not know which copies there are; nodes say which holders they have, and holders what they hold. What the
+store knows is from which copies a job was last started, and how far a job that waits had come: if that is further than
+its newest snapshot, its state was in memory when its ranks were lost. Such a job is not started before its copies were
+found, or all nodes are here without them, or a lease is over; then it goes back to its snapshot.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from suika.control.agents import AgentHub
 from suika.control.controller import Controller
 from suika.control.roster import Roster
 from suika.control.store import Which
-from suika.core.job import HOLDS_DEVICES, Job
+from suika.core.job import HOLDS_DEVICES, Job, JobState
 from suika.runtime.adopt import Answer, ProcessName, join_copies, take_back_copies
 from suika.runtime.coordinator import JobRun
-from suika.runtime.copysets import Lineage
+from suika.runtime.copysets import Lineage, key_of
 
 _LAUNCHED = Which(frozenset(("launched",)), last=True)
 _HOLDER = ".holder."
@@ -43,12 +43,17 @@ class CopyAdoption:
         saved = self._state.store.snapshot(job.id)
         return bool(job.spec.memory_copy_every_steps) and job.steps_done > (saved[1] if saved else 0)
 
-    def since(self, job: Job) -> int:
-        """The generation in which the job was last started: copies of earlier ones are of a past that it has left."""
+    def lineage(self, job: Job) -> Lineage:
+        """Copies of generations before the one in which the job was last started are of a past that it has left, but
+        those that it was started from. One without ranks, which is to start again, has been promised how far it is."""
         if not job.spec.memory_copy_every_steps:
-            return 0
+            return Lineage()
         found = self._state.store.events(job_id=job.id, limit=1, which=_LAUNCHED)
-        return int(found[0].data["generation"]) if found else 0
+        since, source = 0, None
+        if found:
+            since, source = int(found[0].data["generation"]), found[0].data.get("copies")  # older records have none
+        runs = job.state in HOLDS_DEVICES and job.state is not JobState.STARTING
+        return Lineage(since, key_of(source) if source is not None else None, None if runs else job.steps_done)
 
     def wait_for(self, job: Job, until_s: float) -> None:
         """Do not let the job start before its copies were looked for."""
@@ -81,7 +86,7 @@ class CopyAdoption:
         if not (names or last or job.id in self._with_holders):
             return
         # What may fail comes first: holders that were handed over would not be found again.
-        lineage, saved = Lineage(self.since(job), step=job.steps_done), self._state.store.snapshot(job.id)
+        lineage, saved = self.lineage(job), self._state.store.snapshot(job.id)
         found = {process: node for process in self._roster.hand_over(names) if (node := _node_of(process))}
         if found:
             self._with_holders.add(job.id)

@@ -81,8 +81,8 @@ class Observer:
         started_s = job.started_s if job.started_s is not None else state.clock()
         state.change(job, JobState.RUNNING, job.reason, started_s=started_s)
         assert job.plan is not None
-        plan, step = job.plan.to_dict(), report.resumed_step
-        state.log("launched", job.id, generation=job.generation, plan=plan, launch_s=report.launch_s, resumed_step=step)
+        told = {name: getattr(report, name) for name in ("launch_s", "resumed_step", "copies")}
+        state.log("launched", job.id, generation=job.generation, plan=job.plan.to_dict(), **told)
         state.changed = True
 
     @_see.register

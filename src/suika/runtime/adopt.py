@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from suika.core.cluster import Device
@@ -47,15 +47,15 @@ class ProcessName(NamedTuple):
 @dataclass(frozen=True)
 class OnRecord:
     """What the owner knows of the job. `move`: (target, its generation) of one that was in flight; `committed`: it is
-    on record as committed, and `plan` and `generation` are the new ones. `since`: the generation in which the job was
-    last started, before which no copy in memory is of its present history."""
+    on record as committed, and `plan` and `generation` are the new ones. `lineage`: which copies in memory are of its
+    present history."""
 
     plan: Plan
     generation: int
     step: int
     reason: Reason
     snapshot: tuple[str, int] | None = None
-    since: int = 0
+    lineage: Lineage = field(default_factory=Lineage)
     move: tuple[Plan, int] | None = None
     committed: bool = False
     leaving: Outcome | None = None  # all was saved and the ranks were being let go: one that is gone is no loss
@@ -125,7 +125,7 @@ def _take_back(run: JobRun, record: OnRecord, found: Mapping[str, int], claim: C
     run.orders.taking_back = False
     members = _members(run, found)
     holders = {process: node for process in found if (node := ProcessName.parse(process).held_on) is not None}
-    run.copies.take_back(holders, Lineage(record.since, step=None if record.started else record.step))
+    run.copies.take_back(holders, record.lineage)
     run.adopt(record.plan, record.generation, {d: m for d, m in members.items() if d in record.plan.devices})
     run.step = record.step
     if record.snapshot is not None:

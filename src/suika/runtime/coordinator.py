@@ -285,8 +285,8 @@ class JobRun(Run):
             self.keeper.newest = (snapshot, self.step)
         self.copies.begin(generation, self.step, source)
         self._await_first_step()
-        launch_s = time.monotonic() - began_s
-        self.emit(Started(self.job_id, generation, running[0]["step"], launch_s, plan.devices, fell_back))
+        launch_s, copies = time.monotonic() - began_s, copysets.name_of(source) if source is not None else None
+        self.emit(Started(self.job_id, generation, running[0]["step"], launch_s, plan.devices, fell_back, copies))
         return self.step
 
     def _source(self, snapshot: str | None) -> tuple[dict[str, Any] | None, str | None, str | None]:

@@ -34,7 +34,7 @@ class CopySet:
 
     @property
     def name(self) -> str:
-        return f"{_MARK}{self.generation}/{self.step}"
+        return name_of(self.key)
 
     @property
     def key(self) -> Key:
@@ -71,18 +71,28 @@ def is_name(snapshot: str | None) -> bool:
     return snapshot is not None and snapshot.startswith(_MARK)
 
 
+def name_of(key: Key) -> str:
+    return f"{_MARK}{key[0]}/{key[1]}"
+
+
+def key_of(name: str) -> Key:
+    """The set that `name_of` has named so."""
+    generation, step = name.removeprefix(_MARK).split("/")
+    return int(generation), int(step)
+
+
 @dataclass(frozen=True)
 class Lineage:
     """Which sets are of the job's present history: those of generations from `since` on, and the one that it was last
-    started from. While it waits to start again: those of the `step` that was promised, or of a later one that became
-    whole after that was said."""
+    started from. While it waits to start again: of these the one of the `step` that was promised, or a later one that
+    became whole after that was said."""
 
     since: int = 0
     source: Key | None = None
     step: int | None = None
 
     def has(self, key: Key) -> bool:
-        return key == self.source or (key[0] >= self.since and key[1] >= (self.step or 0))
+        return (key == self.source or key[0] >= self.since) and key[1] >= (self.step or 0)
 
 
 class CopySets:

@@ -32,6 +32,7 @@ class Started(JobEvent):
     launch_s: float  # from `start` to the end of the first step
     devices: tuple[Device, ...]
     fell_back: str | None = None  # why it could not start from copies in memory, as was asked, but from disk
+    copies: str | None = None  # the name of the copies in memory that it started from
 
 
 @dataclass(frozen=True)
