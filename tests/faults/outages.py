@@ -101,7 +101,7 @@ def abandon(run: JobRun) -> None:
     """What a killed controller leaves of a run: nothing is told to its processes. Done between two of its events."""
 
     def leave() -> None:
-        run._closed = True
+        run.closed = True
         run.gang.members.clear()
         run.copies.holders.alive.clear()
 

@@ -121,7 +121,7 @@ def test_a_move_in_flight_when_the_controller_dies_is_settled_by_the_record(net:
         pass
 
     def commit() -> bool:
-        run._closed = True
+        run.closed = True
         run.gang.members.clear()
         raise Killed
 

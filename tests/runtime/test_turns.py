@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from suika.runtime import turns
-from suika.runtime.turns import Run, Turns
+from suika.runtime.turns import Turned, Turns, Wait
 
 
-class Counting(Run):
+class Counting(Turned):
     """Takes in numbers in order. Odd ones are said to take time, and do if `slow_s`; negative ones are errors."""
 
     def __init__(self, shared: Turns, slow_s: float = 0.0, look_every_s: float = 0.05) -> None:
@@ -166,3 +166,97 @@ def test_where_there_is_no_thread_left_the_run_waits_for_one(monkeypatch: pytest
     assert [error.args for error in run.raised] == [(-2,)], "what was found is not forgotten meanwhile"
     monkeypatch.undo()
     run.close()
+
+
+class Waiting(Turned):
+    """Its own thread waits for each of `wants` to come, one after the other."""
+
+    def __init__(self, shared: Turns, wants: list[int], wait_s: float = 10.0) -> None:
+        self.inbox: deque[int] = deque()
+        self.heard: list[tuple[int, str]] = []
+        self.waited: list[str] = []
+        self.stop = False
+        self._wants, self._wait_s = wants, wait_s
+        super().__init__("own", 5.0, shared)
+        self.rest()
+
+    def post(self, number: int) -> None:
+        self.inbox.append(number)
+        self.wake()
+
+    def check(self) -> None:
+        if self.stop:
+            raise KeyError("stopped")
+
+    def _listen(self) -> bool:
+        if self.waiting is None:
+            return not self.inbox
+        self.waiting.check()
+        while self.inbox:
+            self.heard.append((self.inbox.popleft(), threading.current_thread().name))
+        return not self.waiting.over() and time.monotonic() < self.waiting.by_s
+
+    def _carry_out(self) -> bool:
+        for want in self._wants:
+            try:
+                self.rest_until(Wait(self._has(want), time.monotonic() + self._wait_s, self.check, "number"))
+            except KeyError:
+                self.waited.append("stopped")
+                return True
+            self.waited.append("there" if self._has(want)() else "late")
+        return True
+
+    def _has(self, want: int) -> Any:
+        return lambda: any(number == want for number, _ in self.heard)
+
+
+def test_a_thread_that_waits_is_woken_once_for_all_that_comes() -> None:
+    run = Waiting(Turns(), [40, 41])
+    for number in range(1, 40):
+        run.post(number)
+    time.sleep(0.05)
+    assert run.waited == []
+    run.post(40)
+    _wait(lambda: run.waited == ["there"])
+    run.post(41)
+    assert run.await_end(5)
+    assert run.waited == ["there", "there"]
+    assert [number for number, _ in run.heard] == list(range(1, 42))
+    assert {name for _, name in run.heard} == {"jobs"}
+
+
+def test_a_wait_ends_in_time_though_nobody_calls() -> None:
+    began_s = time.monotonic()
+    run = Waiting(Turns(), [40], wait_s=0.1)
+    run.post(1)
+    assert run.await_end(4)
+    assert run.waited == ["late"]
+    assert time.monotonic() - began_s < 3, "not at the next look at all runs"
+
+
+def test_what_its_check_finds_is_raised_where_the_run_waits() -> None:
+    run = Waiting(Turns(), [40])
+    run.post(1)
+    _wait(lambda: run.heard)
+    run.stop = True
+    run.wake()
+    assert run.await_end(5)
+    assert run.waited == ["stopped"]
+
+
+def test_no_word_is_lost_while_many_runs_wait() -> None:
+    shared = Turns()
+    runs = [Waiting(shared, list(range(100))) for _ in range(8)]
+
+    def feed(run: Waiting) -> None:
+        for number in range(100):
+            run.post(number)
+            if number % 7 == 0:
+                time.sleep(1e-4)
+
+    feeders = [threading.Thread(target=feed, args=(run,)) for run in runs]
+    for feeder in feeders:
+        feeder.start()
+    for run in runs:
+        assert run.await_end(20)
+        assert run.waited == ["there"] * 100

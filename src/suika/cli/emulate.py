@@ -13,6 +13,9 @@ from suika.cli.inputs import read_cluster
 from suika.cli.output import note
 from suika.core.errors import require
 
+# Thousands of threads that hardly compute: each that waits for the interpreter asks for it again so often, which alone
+# would keep the machine busy.
+_SWITCH_S = 0.2
 _STACK_BYTES = 512 << 10  # two threads a node: a thousand nodes must not reserve gigabytes
 
 
@@ -33,6 +36,7 @@ def act_out(
     emulation = Emulation(prices, speedup)
     folder = (home or suika_home() / "agents").absolute()
     threading.stack_size(_STACK_BYTES)
+    sys.setswitchinterval(_SWITCH_S)
     rules = EmulatedRules()
     agents = [
         Agent(

@@ -21,8 +21,7 @@ from suika.runtime.adopt import Claim, OnRecord, ProcessName
 from suika.runtime.events import Ended, JobEvent, Outcome, Released, Started
 from suika.runtime.gang import COMMAND_ENTRY, DiedError, Gang, Limits, Member
 from suika.runtime.messages import Message, Processes
-from suika.runtime.orders import Orders
-from suika.runtime.turns import Run
+from suika.runtime.run import Run
 
 _SET_UP_S = 3600.0
 _LAST_WORDS_S = 5.0  # how long ranks may take to end after another has failed
@@ -65,19 +64,16 @@ class CommandRun(Run):
         on_event: Callable[[JobEvent], None],
         limits: Limits | None = None,
     ) -> None:
-        self.job_id, self.spec, self.cluster = job_id, spec, cluster
+        self.spec, self.cluster = spec, cluster
         self.limits = limits or Limits()
         self.generation = 0
         self.plan: Plan | None = None
         self.ranks: dict[Device, Member] = {}
         self.step = 0  # 1 once it has finished
         self.emit = on_event
-        self.gang = Gang(job_id, processes, lambda member, message: None, self.limits)
+        super().__init__(job_id, Gang(job_id, processes, lambda member, message: None, self.limits))
         self._starting = False
-        self._orders = Orders(lambda: self.gang.post({}))
-        self._closed = self._stop_wanted = False
-        super().__init__(f"job-{job_id}", self.gang.tick_s)
-        self.gang.on_post = self.wake
+        self._stop_wanted = False
         self.rest()
 
     # -- commands, from any thread ------------------------------------------------------------------------------------
@@ -104,41 +100,28 @@ class CommandRun(Run):
         refused.set_exception(CannotError("a command saves its state itself"))
         return refused
 
-    def kill(self) -> None:
-        """SIGKILL everything of the job."""
-        self._orders.kill()
-
-    def close(self) -> None:
-        self._closed = True
-        self.kill()
-        self.await_end(self.limits.end_s * 2)
-
-    def command(self, action: Callable[[], Any]) -> Future[Any]:
-        return self._orders.ask(action)
-
     def take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> Future[int]:
         """Make `found` (process -> pid), which run already, the gang of this fresh run, as `adopt.take_back` does."""
-        self._orders.taking_back = True
+        self.orders.taking_back = True
         return self.command(lambda: self._take_back(record, found, claim))
 
     # -- the thread of all jobs ---------------------------------------------------------------------------------------
 
-    def _listen(self) -> bool:
-        if self._closed or self._orders:
-            return False
-        self._check()
-        return self.gang.listen(lambda event: event.get("event") not in ("message", "exit"))
+    def _takes_no_time(self, event: Message, awaited: str | None = None) -> bool:
+        if event.get("event") == "message":
+            return event["process"] in self.gang.members and event["message"]["say"] == awaited
+        return event.get("event") != "exit"
 
     # -- the job's thread ---------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> bool:
-        while not self._closed or self._orders:
+        while not self.closed or self.orders:
             future = None
             try:
                 self._hand_back()
-                self._check()
-                if self._orders:
-                    future, action = self._orders.next()
+                self.check()
+                if self.orders:
+                    future, action = self.orders.next()
                     future.set_result(action())
                 elif self.gang.has_news:
                     self.gang.pump()
@@ -155,9 +138,9 @@ class CommandRun(Run):
             self._end(Outcome.KILLED, "ended by its owner")
         return True
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """A kill; a rank that could not start; ranks that have ended: all of them, or one that failed."""
-        if self._orders.heed_kill(runs=bool(self.gang.members)):
+        if self.orders.heed_kill(runs=bool(self.gang.members)):
             raise _Killed
         if self._stop_wanted and self._starting:
             raise _StopWanted
@@ -183,17 +166,17 @@ class CommandRun(Run):
         self.generation, self.plan, self._starting = generation, plan, True
         self.ranks = {device: self._spawn(device) for device in plan.devices}
         gather, members = self.gang.gather, list(self.ranks.values())
-        first = gather("place", generation, members, self.limits.launch_s, self._check)[0]
+        first = gather("place", generation, members, self.limits.launch_s, self.check)[0]
         variables = rank_variables(self.job_id, generation, plan.devices, first["host"], first["port"])
         given = dict(zip(members, variables, strict=True))
         if self.spec.environment.setup:
             firsts = [member for member in members if given[member]["LOCAL_RANK"] == "0"]
             for member in firsts:
                 self.gang.tell([member], "setup", variables=given[member])
-            gather("set-up", generation, firsts, _SET_UP_S, self._check)
+            gather("set-up", generation, firsts, _SET_UP_S, self.check)
         for member in members:
             self.gang.tell([member], "start", variables=given[member])
-        gather("running", generation, members, self.limits.launch_s, self._check)
+        gather("running", generation, members, self.limits.launch_s, self.check)
         self._starting = False
         self.emit(Started(self.job_id, generation, 0, time.monotonic() - began_s, plan.devices))
         return 0
@@ -222,14 +205,14 @@ class CommandRun(Run):
     def _await_exits(self, members: list[Member], timeout_s: float) -> None:
         """Until the programs of `members` are over, or the time is; an owner's kill is left for later."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and not self._orders.killed:
+        while time.monotonic() < deadline and not self.orders.killed:
             if all(self._said(member, "exited") or not member.alive for member in members):
                 return
             with suppress(DiedError):  # one more that has ended
                 self.gang.pump(deadline)
 
     def _take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> int:
-        self._orders.taking_back = False
+        self.orders.taking_back = False
         self.generation, self.plan = record.generation, record.plan
         for process, pid in found.items():
             device = ProcessName.parse(process).device

@@ -41,10 +41,10 @@ from suika.runtime.events import (
 from suika.runtime.gang import RANK_ENTRY, STORE_ENTRY, DiedError, Gang, KilledError, Limits, Member, UnableError
 from suika.runtime.keeper import SnapshotKeeper
 from suika.runtime.messages import Message, Processes
-from suika.runtime.orders import Orders
 from suika.runtime.redeploy import Commit, Move
+from suika.runtime.run import Run
 from suika.runtime.timing import StepTimes
-from suika.runtime.turns import Run
+from suika.runtime.turns import Wait
 
 PROGRAM = "suika.train.program:build"
 
@@ -76,7 +76,6 @@ class JobRun(Run):
         program: str = PROGRAM,
         limits: Limits | None = None,
     ) -> None:
-        self.job_id = job_id
         self.spec = spec
         self.limits = limits or Limits()
         if outside.is_needed(spec.environment):  # each process imports torch by itself
@@ -96,18 +95,14 @@ class JobRun(Run):
             "snapshots": str(folder / "snapshots"),
             "variables": dict(spec.environment.variables),
         }
-        self.gang = Gang(job_id, processes, self._hear, self.limits)
+        super().__init__(job_id, Gang(job_id, processes, self._hear, self.limits))
         self.keeper = SnapshotKeeper(self.gang)
         self.copies = Copies(job_id, spec, processes, self.gang, on_event)
         self.gang.hear_other = self.copies.hear
         self._store: Member | None = None
         self._token = secrets.token_hex(16)
         self._unmeasured: tuple[Redeployment, StepTimes] | None = None  # a move and its old generation's steps
-        self.orders = Orders(lambda: self.gang.post({}))
-        self._closed = False
         self._ended: Ended | None = None  # how it ended, once it has
-        super().__init__(f"job-{job_id}", self.gang.tick_s)
-        self.gang.on_post = self.wake
         self.rest()
 
     # -- commands, from any thread ------------------------------------------------------------------------------------
@@ -154,41 +149,20 @@ class JobRun(Run):
             self.gang.stop_by_s = time.monotonic() + deadline_s
         return self.command(self._preempt)
 
-    def kill(self) -> None:
-        """End the job at once, whatever it is doing; what was asked for before and is not begun is not done."""
-        self.orders.kill()
-
-    def close(self) -> None:
-        """Kill what runs, and listen no more."""
-        self._closed = True
-        self.kill()
-        self.await_end(self.limits.end_s * 2)
-
-    def command(self, action: Callable[[], Any]) -> Future[Any]:
-        """Have `action` carried out on the job's thread, after what was asked for before."""
-        return self.orders.ask(action)
-
     # -- the thread of all jobs ---------------------------------------------------------------------------------------
 
-    def _listen(self) -> bool:
-        if self._closed or self.orders:
-            return False
-        self.check()
-        return self.gang.listen(self._takes_no_time)
-
-    def _takes_no_time(self, event: Message) -> bool:
-        """A sign of life, or one more step or sample; all else may need the disk, the store, or other processes."""
+    def _takes_no_time(self, event: Message, awaited: str | None = None) -> bool:
         if event.get("event") != "message":
             return event.get("event") != "exit" and event.get("process", "") not in self.copies.holders.alive
         message = event["message"]
-        if event["process"] not in self.gang.members or message["say"] not in ("step", "sample"):
+        if event["process"] not in self.gang.members or message["say"] not in ("step", "sample", awaited):
             return False
-        return message["say"] == "sample" or self.copies.has_time(message["step"], self.generation)
+        return message["say"] != "step" or self.copies.has_time(message["step"], self.generation)
 
     # -- the job's thread ---------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> bool:
-        while not self._closed:
+        while not self.closed:
             future = None
             try:
                 self._hand_back()
@@ -311,11 +285,12 @@ class JobRun(Run):
 
     def _await_first_step(self) -> None:
         deadline = time.monotonic() + self.limits.first_step_s
+        wait = Wait(lambda: bool(self.times.ends_s), deadline, self.check, "step")
         while not self.times.ends_s:
             self.check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no first step within {self.limits.first_step_s:.0f} s")
-            self.gang.pump()
+            self.gang.rest(wait)
 
     def _redeploy(
         self, plan: Plan, generation: int, reason: Reason, commit: Commit, weights_first: bool, mode: Mode | None

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from suika.core.cluster import Device
 from suika.runtime.messages import Message, Processes
+from suika.runtime.turns import Wait
 
 RANK_ENTRY = "suika.runtime.worker:main"
 STORE_ENTRY = "suika.runtime.store:serve"
@@ -91,6 +92,7 @@ class Gang:
         self.members: dict[str, Member] = {}
         self.limits = limits
         self.hear_other: Callable[[Message], None] = lambda event: None  # events of processes that are no members
+        self.rest: Callable[[Wait], None] = lambda wait: self.pump(wait.by_s)  # back when it is over, or earlier
         self.on_post: Callable[[], None] = lambda: None  # something is in the inbox; on any thread
         self._processes = processes
         self._hear = hear
@@ -210,6 +212,7 @@ class Gang:
         """
         members = list(members)
         deadline = time.monotonic() + timeout_s
+        wait = Wait(lambda: all((say, generation) in m.said for m in members), deadline, check, say)
         while missing := [m for m in members if (say, generation) not in m.said]:
             if complaint is not None and any((complaint, generation) in m.said for m in members):
                 self.blame(complaint, generation, members)
@@ -220,7 +223,7 @@ class Gang:
             if time.monotonic() > deadline:
                 names = ", ".join(m.process for m in missing)
                 raise TimeoutError(f"no '{say}' within {timeout_s:.0f} s from {names}")
-            self.pump(deadline)
+            self.rest(wait)
         return [m.said[say, generation] for m in members]
 
     def blame(self, complaint: str, generation: int, members: Iterable[Member]) -> NoReturn:
