@@ -69,9 +69,19 @@ def test_like_layouts_share_more_of_what_the_form_gets_wrong() -> None:
     """Three rows with the same shares: the measured one, a neighbour, and one three doublings away."""
     shares = np.repeat(slopes(grid())[1], 3, axis=0)
     places = np.array([[0.0], [0.5], [3.0]])
-    expected, variance = updated([0], np.array([0.2, np.nan, np.nan]), shares, places)
+    expected, variance = updated([0], np.array([0.2, np.nan, np.nan]), shares, places, np.array(["", "", ""]))
     assert 0.2 > expected[0] >= expected[1] > expected[2] > 0
     assert variance[0] < variance[1] < variance[2]
+
+
+def test_rows_of_another_software_version_learn_less_and_are_less_sure() -> None:
+    """Two repeats of the measured layout: by the same version and by another."""
+    shares = np.repeat(slopes(grid())[1], 3, axis=0)
+    places, versions = np.zeros((3, 1)), np.array(["25.11", "25.11", "26.04"])
+    expected, variance = updated([0], np.array([0.2, np.nan, np.nan]), shares, places, versions)
+    assert expected[1] == pytest.approx(expected[0])
+    assert 0.6 * expected[1] < expected[2] < 0.95 * expected[1]
+    assert variance[2] > variance[1]
 
 
 def test_one_wild_measurement_is_doubted() -> None:

@@ -116,6 +116,29 @@ def test_attention_kernels_are_fused_unless_they_are_known_not_to_be(text: str, 
     assert case.recipe.attention == kernel
 
 
+@pytest.mark.parametrize(
+    ("notes", "version"),
+    [
+        ("26.04.01 NeMo Container, Pre-Training Performance", "26.04.01"),
+        ("NeMo 24.07 container; model FLOPs", "24.07"),
+        ("section 'H100 80GB BF16'; iter time = GBS", ""),
+    ],
+)
+def test_the_software_version_is_the_one_that_the_notes_name(notes: str, version: str) -> None:
+    (case,), _ = parse_cases([{**GOOD, "notes": notes}])
+    assert case.version == version
+
+
+def test_a_stated_network_slower_than_an_adapter_for_each_device_means_shared_adapters() -> None:
+    def shared(interconnect: str) -> float:
+        (case,), _ = parse_cases([{**GOOD, "interconnect": interconnect}])
+        return case.wiring.devices_per_adapter
+
+    assert shared("vTrain config: inter_node_bandwidth 800") == pytest.approx(2)
+    assert shared("NVLink3; 1600 Gb/s RoCE per node") == pytest.approx(1)
+    assert shared("") == 1
+
+
 def test_columns_in_any_order_and_case(tmp_path: Path) -> None:
     path, names = tmp_path / "cases.csv", sorted(GOOD, reverse=True)
     path.write_text(f"{','.join(name.upper() for name in names)},MORE\n{','.join(GOOD[n] for n in names)},x\n")

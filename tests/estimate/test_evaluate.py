@@ -18,7 +18,7 @@ from .test_cases import GOOD
 
 # (source, type, bucket): cold median and p90 with the shipped factors, in percent, with a little room.
 COLD = {
-    ("vTrain", "A100", ">8"): (6, 13.5),
+    ("vTrain", "A100", ">8"): (5, 12),
     ("vTrain", "A100", "<=8"): (8, 22),
     ("llm-foundry", "A100-SXM4-40GB", "all"): (5.5, 12),
     ("llm-foundry", "H100-SXM5-80GB", "all"): (7.5, 15),

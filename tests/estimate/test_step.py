@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from suika.core.layout import Layout
 from suika.core.presets import preset
 from suika.estimate.columns import LayoutColumns
+from suika.estimate.comm import all_reduce_s
 from suika.estimate.factors import OP_CLASSES
 from suika.estimate.grid import Grid
-from suika.estimate.predict import estimate_layout, estimate_many, estimate_step, setting, step_s_of
+from suika.estimate.predict import Setting, estimate_layout, estimate_many, estimate_step, setting, step_s_of
 from suika.estimate.recipe import DEFAULT, Recipe
 from suika.estimate.step import price
 from suika.plan.layouts import MEGATRON, layout_columns
@@ -76,6 +77,46 @@ def test_the_network_is_slower_than_the_domain() -> None:
     inside = step_s(Layout(tp=8), devices_per_node=8)
     across = step_s(Layout(tp=8), devices_per_node=4)
     assert across > 1.2 * inside
+
+
+def test_groups_that_share_adapters_gain_nothing_from_a_second_member_in_a_node() -> None:
+    """Messages long enough that only bandwidth counts: groups of 8 with 1, 2, 4 members in each node of 8, and 64."""
+    s = setting(LLAMA, "A100", global_batch=128, sequence_length=4096)
+    own, shared = (replace(s, wiring=replace(s.wiring, devices_per_adapter=n)) for n in (1.0, 2.0))
+
+    def seconds(s: Setting, size: float, members: float) -> float:
+        grid = s.grid(LayoutColumns.of([Layout()], LLAMA))
+        return float(all_reduce_s(grid, np.array(size), np.array(8 * size / members), np.array(1e12)))
+
+    for members, gain in ((1.0, 1.0), (2.0, 1.0), (4.0, 2.0)):
+        assert seconds(own, 8, 1.0) / seconds(own, 8, members) == pytest.approx(members, rel=0.01)
+        assert seconds(shared, 8, 1.0) / seconds(shared, 8, members) == pytest.approx(gain, rel=0.01)
+    assert seconds(shared, 64, 8.0) == seconds(own, 64, 8.0)  # a whole node has all adapters
+
+
+def test_gradients_travel_faster_when_nothing_computes_beside_them() -> None:
+    """A step of so few tokens, launched by graphs, that the last backward hides next to nothing."""
+
+    def dp_s(*, overlap: bool) -> float:
+        recipe = replace(DEFAULT, dp_overlap=overlap, cuda_graphs=True)
+        job = {"global_batch": 64, "sequence_length": 16, "recipe": recipe}
+        return estimate_step(LLAMA, Layout(dp=64), "H100", **job).parts_s["dp"]  # type: ignore[arg-type]
+
+    assert 1.2 < dp_s(overlap=True) / dp_s(overlap=False) < 1.3
+
+
+def test_an_unpadded_vocabulary_slows_the_head_by_how_its_rows_are_cut() -> None:
+    def head_s(vocab: int, tp: int, *, pads: bool) -> float:
+        model = replace(preset("gpt3-1.3b"), vocab=vocab)
+        recipe = replace(DEFAULT, pads_vocabulary=pads, fused_loss=True)
+        s = setting(model, "A100", global_batch=8, sequence_length=2048, recipe=recipe)
+        return float(np.ravel(price(s.grid(LayoutColumns.of([Layout(tp=tp)], model))).head_forward_s)[0])
+
+    assert head_s(50257, 1, pads=True) == pytest.approx(head_s(50304, 1, pads=True), rel=0.01)
+    slowed = {tp: head_s(50257, tp, pads=False) / head_s(50257, tp, pads=True) for tp in (1, 2, 4, 8)}
+    assert slowed[2] == 1  # 25,128 columns of 2 bytes are whole pieces of 16
+    assert slowed[1] > slowed[8] > slowed[4] > 1.1
+    assert head_s(50304, 1, pads=False) == head_s(50304, 1, pads=True)
 
 
 def test_overlap_hides_gradients_and_interleaving_shrinks_the_bubble() -> None:

@@ -27,7 +27,7 @@ JOB_SD = 0.10
 ROW_SD = 0.08  # of log(step time) between two runs of one layout, and what the model's form leaves over
 # From the middle to p10 and p90, in standard deviations. A Gaussian's would be 1.28: errors of predictions have heavier
 # tails, hence four fifths of them lie closer to the middle (docs/numbers/estimate.md).
-HALF_WIDTH = 1.03
+HALF_WIDTH = 0.96
 DOUBT = 1.5  # a surprise of more standard deviations than this counts as this many
 TRAFFIC = ("tp", "cp", "ep", "p2p", "dp", "network")
 CPU_JOB_SD, CPU_TRAFFIC_SD = 0.5, 0.7
@@ -137,8 +137,9 @@ class Calibration:
         return rows
 
 
+VERSION_SD = 0.05  # part of JOB_SD that another version of the same software draws anew
 FORM_SD = 0.06  # of log(step time), for what the model's form gets wrong about one layout
-FORM_REACH = 1.5  # doublings of degrees, batches or devices over which that is still about the same error
+FORM_REACH = 1.5  # doublings of degrees and micro-batches over which that is still about the same error
 
 
 def form_covariance(places: Array) -> Array:
@@ -147,13 +148,16 @@ def form_covariance(places: Array) -> Array:
     return np.asarray(FORM_SD**2 * np.exp(-0.5 * apart / FORM_REACH**2))
 
 
-def updated(rows: Sequence[int], surprises: Array, shares: Array, places: Array) -> tuple[Array, Array]:
+def updated(
+    rows: Sequence[int], surprises: Array, shares: Array, places: Array, versions: Array
+) -> tuple[Array, Array]:
     """Linear update of all N rows of one job by its measured `rows`: (expected surprise (N,), its variance (N,)).
 
     A row learns what it shares with the measured ones: op classes by its `shares`, and the form's error by how near its
-    layout is (`places`, as `form_covariance`).
+    layout is (`places`, as `form_covariance`). Another of the software's `versions` has part of the job's term anew.
     """
     k = shares @ prior_covariance() @ shares.T + form_covariance(places)
+    k -= VERSION_SD**2 * (versions[:, None] != versions[None])
     seen = np.asarray(rows)
     noise = k[np.ix_(seen, seen)] + ROW_SD**2 * np.eye(len(seen))
     solve = np.linalg.solve(noise, k[seen])

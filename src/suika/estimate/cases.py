@@ -1,8 +1,9 @@
 """Measured cases from a table with the columns of `measured_dev.csv`: each row is a `Case`, or skipped with a reason.
 
 A blank is not a value. Only these have a documented default, because the numbers hardly depend on them: kv_heads
-(= heads), ffn (4 x hidden for a plain MLP), vocab (51,200 for GPT, 32,000 for others), cp, ep, vpp (1), sp (on with
-tp > 1 in Megatron-style stacks that do not say), recompute (none), gpus_per_node (the catalog's).
+(= heads), ffn (4 x hidden for a plain MLP), vocab (what the source's code says, else 51,200 for GPT, 32,000 for
+others), cp, ep, vpp (1), sp (on with tp > 1 in Megatron-style stacks that do not say), recompute (none),
+gpus_per_node (the catalog's).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from suika.estimate.rows import (
     refuse_impossible,
     sequence_parallel_default,
     stated_network,
+    version_of,
 )
 from suika.estimate.table import SkipError, number, positive, refuse_torn, whole
 
@@ -50,6 +52,7 @@ class Case:
     device: DeviceType
     wiring: Wiring
     recipe: Recipe
+    version: str  # of the software, if the row says
     global_batch: int
     sequence_length: int
     precision: str
@@ -163,6 +166,7 @@ def _case(line: int, row: Mapping[str, str]) -> Case:
         device,
         wiring,
         recipe,
+        version_of(row),
         global_batch,
         sequence,
         precision,

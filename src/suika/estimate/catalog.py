@@ -60,6 +60,7 @@ class Wiring:
     domain: Link
     node: Link  # between domains of one node
     network: Link  # between nodes, per device
+    devices_per_adapter: float = 1.0  # that share one network adapter
 
     @staticmethod
     def of(device: DeviceType, cluster: Cluster | None = None) -> Wiring:

@@ -16,13 +16,22 @@ def inside(g: Grid, extent: Array) -> Array:
 def all_reduce_s(g: Grid, group: Array, extent: Array, message_bytes: Array) -> Array:
     """All-reduce, or reduce-scatter + all-gather, of `message_bytes` in a group within `extent` consecutive ranks."""
     local_bus = np.where(extent <= g.domain, g.bus, g.node_bus)
-    per_node = np.clip(group * g.local / np.maximum(extent, 1), 1, group)
-    bus = np.where(inside(g, extent), local_bus, np.minimum(local_bus, per_node * g.network))
+    bus = np.where(inside(g, extent), local_bus, np.minimum(local_bus, _ports(g, group, extent) * g.network))
     rounds = np.where((group > 2) & (message_bytes > g.one_hop_bytes), 2.0, 1.0)
     alpha = rounds * g.bus_latency_s * (group / 4.0) ** g.bus_growth
     alpha = alpha + np.where(inside(g, extent), 0.0, 2 * np.ceil(extent / g.local) * g.network_latency_s)
     time = alpha + 2 * (group - 1) / group * (message_bytes + g.half_message_bytes) / bus
     return np.where(group > 1, time, 0.0)
+
+
+def _ports(g: Grid, group: Array, extent: Array) -> Array:
+    """Shares of a node's network that its members of a group use: one each, if they are the whole node or each has an
+    adapter of its own. Several groups that meet on shared adapters use one adapter in one direction for each ring:
+    two of eight devices are no faster than one (measured: docs/design/estimate.md)."""
+    members = np.clip(group * g.local / np.maximum(extent, 1), 1, group)
+    if np.all(g.devices_per_adapter == 1):
+        return np.asarray(members)
+    return np.where(members < g.local, np.maximum(members / g.devices_per_adapter, 1.0), members)
 
 
 def half_reduce_s(g: Grid, group: Array, extent: Array, message_bytes: Array) -> Array:

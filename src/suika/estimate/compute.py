@@ -17,6 +17,7 @@ VECTOR_KERNELS = 12  # element-wise kernels of a fused layer's forward pass
 GEMM_BANDWIDTH = 0.65  # of the memory peak, reached by operands of a GEMM
 TILE = 128  # rows and columns of a GEMM's output tile, rows of an attention kernel's
 ATTENTION_WAVE = 1.5  # waves of tiles at which a fused attention kernel is 40 % efficient
+UNALIGNED = 0.2  # of a product's time, for each halving of the pieces in which its rows can be loaded below 16 bytes
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,14 @@ def compute(g: Grid, log: dict[str, Array]) -> Compute:
 
 
 def _head(g: Grid, tokens: Array, rate: Array) -> tuple[Array, Array]:
-    """Logits: never in low precision; vocabulary split over tp."""
+    """Logits: never in low precision; vocabulary split over tp. Rows of an unpadded vocabulary that are no whole pieces
+    of 16 bytes are loaded in smaller ones, for which the product waits."""
     columns = g.vocab / g.tp
+    loose = (g.pads_vocabulary == 0) & (g.emulated == 0)
+    if np.any(loose):
+        row_bytes = np.rint(columns) * g.element_bytes
+        halvings = sum(row_bytes % size > 0 for size in (4, 8, 16))
+        rate = rate / np.where(loose, 1.0 + UNALIGNED * halvings, 1.0)
     forward = gemm_s(g, tokens, columns, g.hidden, rate)
     backward = gemm_s(g, tokens, g.hidden, columns, rate) + (1 - g.frozen) * gemm_s(g, columns, g.hidden, tokens, rate)
     return forward, backward

@@ -124,9 +124,10 @@ def _calibrated(p: _Predictions, calibrate: Calibrate) -> _Errors:
                 errors.singleton[i] = True
             continue
         shares, z, places = p.shares[timed], p.surprise[timed], np.stack([_place(p.cases[i]) for i in timed])
+        versions = np.array([p.cases[i].version for i in timed])
         choices = [[k] for k in range(len(timed))] if calibrate == "one" else [_three(shares)]
         for seen in choices:
-            expected, variance = updated(seen, z, shares, places)
+            expected, variance = updated(seen, z, shares, places, versions)
             for k, i in enumerate(timed):
                 if k in seen:
                     continue
@@ -142,14 +143,16 @@ def _calibrated(p: _Predictions, calibrate: Calibrate) -> _Errors:
 
 
 KINDS_APART = 1.5  # doublings that another sharding or recompute counts as
+REPEATS_APART = 0.3  # doublings that one of replicas or batch counts as: it repeats the same layers
 
 
 def _place(case: Case) -> Array:
     """Where a case lies among others of its group, in doublings: see `calibrate.form_covariance`."""
     x = case.layout
-    sizes = (x.tp, x.pp, x.dp, x.cp, x.micro_batch, case.virtual_stages, case.global_batch)
-    kinds = (x.zero, RECOMPUTE.index(x.recompute))
-    return np.array([*(float(np.log2(max(size, 1))) for size in sizes), *(KINDS_APART * kind for kind in kinds)])
+    layers = np.log2([x.tp, x.pp, x.cp, x.micro_batch, case.virtual_stages])
+    repeats = np.log2([x.dp, case.global_batch])
+    kinds = np.array([x.zero, RECOMPUTE.index(x.recompute)])
+    return np.concatenate((layers, REPEATS_APART * repeats, KINDS_APART * kinds))
 
 
 def _three(shares: Array) -> list[int]:

@@ -91,6 +91,7 @@ class Grid:
     hop_s: Array  # start of a transfer between neighbours inside a node
     node_bus: Array
     network: Array  # bytes/s per device between nodes
+    devices_per_adapter: Array  # that share one network adapter
     network_latency_s: Array
     local: Array  # devices that reach each other without the network
     domain: Array
@@ -111,6 +112,7 @@ class Grid:
     gather_bytes: Array
     fp8_scale: Array
     fused_loss: Array
+    pads_vocabulary: Array
     frozen: Array  # share of the matrices without a gradient
     trained: Array  # share of the parameters with gradients and optimizer state
     loose_activations: Array
@@ -209,6 +211,7 @@ def make_grid(
         "hop_s": curve["hop_us"] * 1e-6,
         "node_bus": curve["bus"] * wiring.node.bandwidth_bytes_per_s,
         "network": curve["network"] * wiring.network.bandwidth_bytes_per_s,
+        "devices_per_adapter": wiring.devices_per_adapter,
         "network_latency_s": wiring.network.latency_s,
         "local": local,
         "domain": wiring.domain_size,
@@ -218,7 +221,7 @@ def make_grid(
         "host_tp": curve["host_tp"],
         "emulated": device.generation == "cpu",
         "micro_batch_s": curve["micro_batch_us"] * 1e-6,
-        "update_s": curve["update_us"] * 1e-6,
+        "update_s": curve["update_us"] * 1e-6 * recipe.update_scale,
         "update_layer_s": curve.get("update_layer_us", 0.0) * 1e-6,
         "dp_overlap": recipe.dp_overlap,
         "tp_overlap": recipe.tp_overlap,
@@ -228,6 +231,7 @@ def make_grid(
         "gather_bytes": element_bytes if element_bytes >= 4 else recipe.gather_bytes,
         "fp8_scale": recipe.fp8_scale,
         "fused_loss": recipe.fused_loss,
+        "pads_vocabulary": recipe.pads_vocabulary,
         "frozen": 1.0 if recipe.lora else 1.0 - trained,
         "trained": LORA_SHARE if recipe.lora else trained,
         "loose_activations": recipe.loose_activations,

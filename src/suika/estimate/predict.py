@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def setting(
         per_node = min(devices_per_node, wiring.devices_per_node)
         wide = wiring.domain_size > wiring.devices_per_node
         domain = wiring.domain_size if wide else min(wiring.domain_size, per_node)
-        wiring = Wiring(per_node, domain, wiring.domain, wiring.node, wiring.network)
+        wiring = replace(wiring, devices_per_node=per_node, domain_size=domain)
     return Setting(model, global_batch, sequence_length, precision, device, wiring, recipe, calibration, cores)
 
 

@@ -21,6 +21,7 @@ class Recipe:
     dropout: bool = False
     host_scale: float = 1.0
     cuda_graphs: bool = False
+    update_scale: float = 1.0  # host time of an update: 1 = sharded optimizer, gradient norm, parameters copied back
     dp_overlap: bool = True
     tp_overlap: bool = False
     p2p_overlap: bool = True
@@ -29,6 +30,7 @@ class Recipe:
     gather_bytes: float = 2.0
     fp8_scale: float = 1.0  # time of the low-precision GEMMs relative to per-tensor scaling
     fused_loss: bool = True
+    pads_vocabulary: bool = True  # to whole tiles on each tp rank
     lora: bool = False
     loose_activations: bool = False  # norms, rotary and activation keep copies that fused kernels recompute
     dp_inside_pp: bool = False  # dp ranks adjacent (Megatron) rather than pp ranks (our mesh)
@@ -43,6 +45,7 @@ BUILT_IN = Recipe(
     dp_overlap=False,
     p2p_overlap=False,
     fused_loss=False,
+    pads_vocabulary=False,
     loose_activations=True,
     optimizer_bytes=80.0,
     accumulate_bytes=12.0,

@@ -21,6 +21,7 @@ MEGATRON_UNFUSED = Recipe(
     grad_bytes=2.0,
     dp_inside_pp=True,
     fused_loss=False,
+    update_scale=0.1,
 )
 TRANSFORMER_ENGINE = replace(MEGATRON, host_scale=1.5, vector_scale=0.8)
 FSDP = Recipe(
@@ -37,6 +38,8 @@ def recipe_of_row(row: Mapping[str, str], device: DeviceType, precision: str) ->
     kernel = _attention(row.get("attention_impl", "").lower(), device)
     if kernel:
         changes["attention"] = kernel
+    if "vtrain" in said:
+        changes["pads_vocabulary"] = False
     if "mp=pure" in said:
         changes["grad_bytes"] = 2.0
     if "lora" in row.get("model", "").lower() or "lora performance" in said:

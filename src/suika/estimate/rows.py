@@ -21,6 +21,7 @@ from suika.estimate.recipe import Recipe
 from suika.estimate.table import NO, YES, SkipError, flag, number, whole
 
 GATED_NAMES = ("llama", "qwen", "mistral", "mixtral", "deepseek", "gemma", "yi-", "internlm", "baichuan", "kimi", "glm")
+VOCABULARY = {"vtrain": 50257}  # of a source that leaves it out of its table but states it in its code
 # Of two that a text names the first one counts: mixed precision computes in the narrow one.
 PRECISIONS = {
     "nvfp4": ("nvfp4", "fp4"),
@@ -53,7 +54,7 @@ def model_of(row: Mapping[str, str]) -> ModelSpec:
     name = row.get("model", "") or "model"
     ffn = whole(row, "ffn", 4 * hidden)
     gated = _is_gated(row, name, layers, hidden, ffn)
-    vocab = whole(row, "vocab", 32000 if gated else 51200)
+    vocab = whole(row, "vocab", 32000 if gated else VOCABULARY.get(row.get("source", "").lower(), 51200))
     kv_heads = whole(row, "kv_heads", heads)
     if heads % kv_heads:
         raise SkipError("contradictory: kv_heads do not divide heads")
@@ -148,12 +149,20 @@ def _zero(text: str) -> int:
 
 
 def stated_network(wiring: Wiring, text: str) -> Wiring:
-    """`1600 Gb/s ... per node` or a simulator's `inter_node_bandwidth 800` (Gb/s of a node) replace the catalog's."""
+    """`1600 Gb/s ... per node` or a simulator's `inter_node_bandwidth 800` (Gb/s of a node) replace the catalog's.
+    Less than an adapter of the catalog for each device means that devices share adapters."""
     found = re.search(r"inter_node_bandwidth (\d+)", text) or re.search(r"(\d+) ?Gb/s [^;,]*per node", text)
     if not found:
         return wiring
     rate = float(found[1]) * 1e9 / 8 / wiring.devices_per_node
-    return replace(wiring, network=Link(rate, wiring.network.latency_s))
+    shared = max(1.0, wiring.network.bandwidth_bytes_per_s / rate)
+    return replace(wiring, network=Link(rate, wiring.network.latency_s), devices_per_adapter=shared)
+
+
+def version_of(row: Mapping[str, str]) -> str:
+    """`25.11` of `25.11 NeMo Container`; empty where the notes name none, as if all such rows had the same."""
+    found = re.search(r"(\d+\.\d+(?:\.\d+)?) (?:nemo )?container", row.get("notes", "").lower())
+    return found[1] if found else ""
 
 
 def interleaves_silently(row: Mapping[str, str], recipe: Recipe) -> bool:

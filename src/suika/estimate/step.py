@@ -194,16 +194,20 @@ def stage_parameters(g: Grid) -> tuple[Array, Array]:
 
 
 def _dp_scale(g: Grid, scale: Mapping[str, Array]) -> Array:
-    return scale["dp"] * DP_BUS * np.where(comm.inside(g, comm.dp_extent(g)), 1.0, scale["network"])
+    beside = np.where((g.dp_overlap > 0) | (g.emulated > 0), DP_BUS, 1.0)  # cores are shared: other ranks compute
+    return scale["dp"] * beside * np.where(comm.inside(g, comm.dp_extent(g)), 1.0, scale["network"])
 
 
 def _fsdp_layer_s(g: Grid, scale: Mapping[str, Array]) -> tuple[Array, Array]:
     """All-gather of one layer's parameters, reduce-scatter of its gradients (ZeRO-3)."""
-    plain, routed = layer_parameters(g)
-    group, extent = g.dp * g.cp, comm.dp_extent(g)
-    gather = comm.half_reduce_s(g, group, extent, g.gather_bytes * (plain + routed)) * _dp_scale(g, scale)
-    reduce = comm.half_reduce_s(g, group, extent, g.grad_bytes * (plain + routed)) * _dp_scale(g, scale)
     on = g.zero >= 3
+    if not np.any(on):
+        return np.zeros(()), np.zeros(())
+    parameters = sum(layer_parameters(g))
+    group, extent = g.dp * g.cp, comm.dp_extent(g)
+    slowed = _dp_scale(g, scale)
+    gather = comm.half_reduce_s(g, group, extent, g.gather_bytes * parameters) * slowed
+    reduce = comm.half_reduce_s(g, group, extent, g.grad_bytes * parameters) * slowed
     return np.where(on, gather, 0.0), np.where(on, reduce * (1 - g.frozen), 0.0)
 
 
@@ -217,9 +221,9 @@ def _sync(g: Grid, scale: Mapping[str, Array], last_backward: Array) -> Array:
         split = 0.5 * reduce + comm.half_reduce_s(g, members, extent, g.gather_bytes * parameters)
         return np.where(g.zero >= 1, split, reduce)
 
-    whole = one(plain * g.trained, group) + np.where(
-        g.experts > 0, one(routed * g.trained, np.maximum(group / g.ep, 1)), 0.0
-    )
+    whole = one(plain * g.trained, group)
+    if np.any(g.experts > 0):
+        whole = whole + np.where(g.experts > 0, one(routed * g.trained, np.maximum(group / g.ep, 1)), 0.0)
     whole = whole * _dp_scale(g, scale)
     exposed = np.where(g.dp_overlap > 0, np.maximum(whole - 0.85 * last_backward, 0.05 * whole), whole)
     return np.where(g.zero >= 3, 0.0, exposed)
