@@ -20,7 +20,8 @@ from suika.core.cluster import Device
 from suika.core.job import parse_job
 from suika.core.layout import Layout
 from suika.core.plan import Placement, Plan
-from suika.runtime.command_run import CommandRun, rank_variables
+from suika.runtime.command_run import CommandRun
+from suika.runtime.command_start import rank_variables
 from suika.runtime.events import Ended, JobEvent, Outcome, Started
 from suika.runtime.logs import logs_in, read
 

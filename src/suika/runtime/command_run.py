@@ -18,14 +18,14 @@ from suika.core.job import JobSpec
 from suika.core.plan import Plan
 from suika.core.redeployment import Redeployment
 from suika.runtime.adopt import Claim, OnRecord, ProcessName
+from suika.runtime.command_exits import Exits, exit_code, first_failure, is_over
+from suika.runtime.command_start import bring_up, spawn
 from suika.runtime.events import Ended, JobEvent, Outcome, Released, Started
-from suika.runtime.gang import COMMAND_ENTRY, DiedError, Gang, Limits, Member
+from suika.runtime.gang import DiedError, Gang, Limits, Member
 from suika.runtime.messages import Message, Processes
 from suika.runtime.run import Run
 
-_SET_UP_S = 3600.0
 _LAST_WORDS_S = 5.0  # how long ranks may take to end after another has failed
-_SIGNALLED = 128  # exit code of a program that a signal ended: this and its number, as shells have it
 
 
 class CannotError(RuntimeError):
@@ -49,7 +49,7 @@ class _NoStartError(Exception):
 
     def __init__(self, member: Member, said: Message) -> None:
         super().__init__(f"{member.device}: {said['error']}")
-        self.code = _exit_code(said["code"])
+        self.code = exit_code(said["code"])
 
 
 class CommandRun(Run):
@@ -90,15 +90,11 @@ class CommandRun(Run):
 
     def redeploy(self, *_: Any) -> Future[Redeployment]:
         """Not of a command."""
-        refused: Future[Redeployment] = Future()
-        refused.set_exception(CannotError("a command cannot be moved live"))
-        return refused
+        return _refused("a command cannot be moved live")
 
     def snapshot(self) -> Future[str]:
         """Not of a command."""
-        refused: Future[str] = Future()
-        refused.set_exception(CannotError("a command saves its state itself"))
-        return refused
+        return _refused("a command saves its state itself")
 
     def take_back(self, record: OnRecord, found: Mapping[str, int], claim: Claim) -> Future[int]:
         """Make `found` (process -> pid), which run already, the gang of this fresh run, as `adopt.take_back` does."""
@@ -147,46 +143,25 @@ class CommandRun(Run):
         for member in self.ranks.values():
             if failed := self._said(member, "no-start"):
                 raise _NoStartError(member, failed)
-        if self.ranks and (self._failures() or all(self._said(m, "exited") for m in self.ranks.values())):
+        if self.ranks and is_over(self._exits()):
             raise _Over
 
     def _said(self, member: Member, say: str) -> Message | None:
         return member.said.get((say, self.generation))
 
-    def _failures(self) -> list[tuple[float, int, Member]]:
-        """(when, exit code, rank) of those that failed, earliest first."""
-        exits = [(self._said(member, "exited"), member) for member in self.ranks.values()]
-        failed = [(said["at_s"], said["code"], member) for said, member in exits if said and said["code"]]
-        return sorted(failed, key=lambda failure: failure[0])
+    def _exits(self) -> Exits:
+        return {member: self._said(member, "exited") for member in self.ranks.values()}
 
     def _start(self, plan: Plan, generation: int) -> int:
         if self.ranks:
             raise CannotError(f"job {self.job_id} runs already")
         began_s = time.monotonic()
         self.generation, self.plan, self._starting = generation, plan, True
-        self.ranks = {device: self._spawn(device) for device in plan.devices}
-        gather, members = self.gang.gather, list(self.ranks.values())
-        first = gather("place", generation, members, self.limits.launch_s, self.check)[0]
-        variables = rank_variables(self.job_id, generation, plan.devices, first["host"], first["port"])
-        given = dict(zip(members, variables, strict=True))
-        if self.spec.environment.setup:
-            firsts = [member for member in members if given[member]["LOCAL_RANK"] == "0"]
-            for member in firsts:
-                self.gang.tell([member], "setup", variables=given[member])
-            gather("set-up", generation, firsts, _SET_UP_S, self.check)
-        for member in members:
-            self.gang.tell([member], "start", variables=given[member])
-        gather("running", generation, members, self.limits.launch_s, self.check)
+        self.ranks = {device: spawn(self.gang, self.spec, generation, device) for device in plan.devices}
+        bring_up(self.gang, self.spec, generation, self.ranks, self.check)
         self._starting = False
         self.emit(Started(self.job_id, generation, 0, time.monotonic() - began_s, plan.devices))
         return 0
-
-    def _spawn(self, device: Device) -> Member:
-        spec = self.spec.model_dump(mode="json")
-        launch = {name: spec[name] for name in ("command", "environment")}
-        launch |= {"job_id": self.job_id, "generation": self.generation, "outage_s": self.spec.outage_s}
-        name = f"{self.job_id}.{self.generation}.{device}"
-        return self.gang.spawn(name, device.node, device, COMMAND_ENTRY, launch)
 
     def _preempt(self, deadline_s: float | None) -> Ended:
         if not self.ranks:
@@ -233,18 +208,17 @@ class CommandRun(Run):
 
     def _end_with_codes(self) -> None:
         """Every rank is over, or one has failed: then the others are told to end, and soon ended."""
-        failures = self._failures()
-        if not failures:
+        exits = self._exits()
+        failure = first_failure(exits)
+        if failure is None:
             self.step = 1
             self._end(Outcome.FINISHED, None, exit_code=0)
             return
-        rest = [member for member in self.ranks.values() if not self._said(member, "exited")]
+        rest = [member for member, said in exits.items() if not said]
         self.gang.tell(rest, "signal", signal="SIGTERM", grace_s=min(_LAST_WORDS_S, self.spec.preemption.grace_s))
         self._await_exits(rest, _LAST_WORDS_S + self.limits.end_s)
-        _, code, member = failures[0]
-        rank = list(self.ranks).index(member.device) if member.device else 0
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        self._end(Outcome.LOST, f"rank {rank} on {member.device} {how}", exit_code=_exit_code(code))
+        how, code = failure
+        self._end(Outcome.LOST, how, exit_code=code)
 
     def _end_surely(self, error: BaseException) -> None:
         """Whatever comes between, its owner hears of one end."""
@@ -279,39 +253,7 @@ class CommandRun(Run):
         return ended
 
 
-def rank_variables(
-    job_id: str, generation: int, devices: tuple[Device, ...], host: str, port: int
-) -> list[dict[str, str]]:
-    """What torchrun would give to each rank. Ranks are in the order of `devices`, nodes in that of their first rank."""
-    nodes = list(dict.fromkeys(device.node for device in devices))
-    on = {node: [device for device in devices if device.node == node] for node in nodes}
-    restart = str(generation - 1)  # a command is never moved: each generation is a start
-    every = {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(len(devices)),
-        "ROLE_WORLD_SIZE": str(len(devices)),
-        "GROUP_WORLD_SIZE": str(len(nodes)),
-        "TORCHELASTIC_RUN_ID": job_id,
-        "TORCHELASTIC_RESTART_COUNT": restart,
-        "SUIKA_JOB": job_id,
-        "SUIKA_RESTART": restart,
-    }
-    found = []
-    for rank, device in enumerate(devices):
-        here = on[device.node]
-        own = {
-            "RANK": str(rank),
-            "ROLE_RANK": str(rank),
-            "LOCAL_RANK": str(here.index(device)),
-            "LOCAL_WORLD_SIZE": str(len(here)),
-            "GROUP_RANK": str(nodes.index(device.node)),
-            "SUIKA_NODE": device.node,
-            "SUIKA_DEVICES": ",".join(str(each.index) for each in here),
-        }
-        found.append({**every, **own})
-    return found
-
-
-def _exit_code(code: int) -> int:
-    return code if code >= 0 else _SIGNALLED - code
+def _refused(why: str) -> Future[Any]:
+    refused: Future[Any] = Future()
+    refused.set_exception(CannotError(why))
+    return refused
