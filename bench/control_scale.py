@@ -8,7 +8,8 @@ first page of 100 jobs over the network door (server and client on this machine)
 and of the one that decides. The nodes are in memory: they are connected to the hub and silent, and no process runs on
 them; all active jobs queue at first, and the cycle hands out devices to as many as the devices allow. With `--agents`
 the nodes are emulated ones whose agents share one process, as `suika agent --emulate` brings them up: they connect over
-the network, send signs of life, and act out the jobs that are started on them.
+the network, send signs of life, and act out the jobs that are started on them. In a cluster they would have machines of
+their own; here they have a lower priority than the controller (`--agents-nice`, 10 by default).
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--policy", default="suika")
     parser.add_argument("--agents", action="store_true")
+    parser.add_argument("--agents-nice", type=int, default=10)
     arguments = parser.parse_args()
     nodes = parse_cluster_shorthand(f"{arguments.nodes}x8:A800").nodes
     with tempfile.TemporaryDirectory(prefix="suika-scale-") as folder:
@@ -88,18 +90,20 @@ def main() -> None:
         text = home / "text"
         text.write_text("some text to train on\n" * 1000)
         fill(f"sqlite:///{home}/suika.db", text, arguments.active, arguments.ended, nodes)
-        print(json.dumps(measure(home, arguments.policy, nodes, arguments.agents), indent=2))
+        agents_nice = arguments.agents_nice if arguments.agents else None
+        print(json.dumps(measure(home, arguments.policy, nodes, agents_nice), indent=2))
 
 
 @contextmanager
-def joined(daemon: Daemon, home: Path, nodes: tuple[Node, ...], agents: bool) -> Iterator[None]:
+def joined(daemon: Daemon, home: Path, nodes: tuple[Node, ...], agents_nice: int | None) -> Iterator[None]:
     """All nodes are here."""
-    if not agents:
+    if agents_nice is None:
         for node in nodes:
             connect(daemon, node)
         yield
         return
-    command = [sys.executable, "-m", "suika.cli", "agent", "--emulate", f"{len(nodes)}x8:A800", "--join", daemon.url]
+    command = ["nice", "-n", str(agents_nice), sys.executable, "-m", "suika.cli", "agent"]
+    command += ["--emulate", f"{len(nodes)}x8:A800", "--join", daemon.url]
     command += ["--token-file", str(home / "node.token"), "--home", str(home / "agents")]
     with (home / "agents.log").open("wb") as log:
         agent = subprocess.Popen(command, stdout=log, stderr=log)
@@ -141,7 +145,7 @@ def peak_bytes(pid: int) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents: bool) -> dict[str, Any]:
+def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents_nice: int | None) -> dict[str, Any]:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     daemon = Daemon(home, policy=policy)
     opened_s = time.perf_counter() - began_s
@@ -166,7 +170,7 @@ def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents: bool) -> d
         token = (home / "admin.token").read_text().strip()
         with httpx.Client(base_url=daemon.url, headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
             before = len(took_s)
-            with joined(daemon, home, nodes, agents):
+            with joined(daemon, home, nodes, agents_nice):
                 deadline = time.monotonic() + 150
                 while time.monotonic() < deadline and not settled(daemon, nodes, ended_s, began_s):
                     time.sleep(0.05)
@@ -179,7 +183,7 @@ def measure(home: Path, policy: str, nodes: tuple[Node, ...], agents: bool) -> d
                 def running() -> int:
                     return sum(job.state is JobState.RUNNING for job in state.active())
 
-                while_starting = pages(client, lambda: agents and running() < held())
+                while_starting = pages(client, lambda: agents_nice is not None and running() < held())
                 pages_s = pages(client, lambda: True)
                 counts = {"jobs_with_devices": held(), "jobs_running": running()}
                 memory = {"controller": peak_bytes(os.getpid()), "decisions": peak_bytes(daemon.decisions_pid)}
