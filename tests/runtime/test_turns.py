@@ -13,6 +13,9 @@ import pytest
 from suika.runtime import turns
 from suika.runtime.turns import Turned, Turns, Wait
 
+# The thread of all must never end.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
 
 class Counting(Turned):
     """Takes in numbers in order. Odd ones are said to take time, and do if `slow_s`; negative ones are errors."""
