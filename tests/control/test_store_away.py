@@ -206,3 +206,18 @@ def test_a_full_database_takes_back_what_it_could_not_write(small: tuple[Databas
     pages[0] = 1 << 30
     store.append(3.0, "goes-on")
     assert [event.seq for event in store.events()] == list(range(1, written + 2))
+
+
+def test_a_drain_that_cannot_be_written_whole_is_not_half_begun(small: tuple[DatabaseStore, list[int]]) -> None:
+    store, pages = small
+    store.set_draining(frozenset({"n0"}))
+    pages[0] = 1
+    with pytest.raises(StoreAwayError), store.together():
+        store.set_draining(frozenset({"n0", "n1"}))
+        store.append(2.0, "node-draining", node="n1", text="x" * 1_000_000)
+    assert store.draining() == {"n0"}
+    pages[0] = 1 << 30
+    with store.together():
+        store.set_draining(frozenset())
+        store.append(3.0, "node-returned", node="n0")
+    assert store.draining() == set()

@@ -217,12 +217,12 @@ class DatabaseStore:
         return self._image.draining()
 
     def set_draining(self, nodes: frozenset[str]) -> None:
-        with self._lock:
-            with self._writer.writing() as transaction:
-                transaction.execute(delete(tables.draining))
-                if nodes:
-                    rows = [{"node": node} for node in sorted(nodes)]
-                    transaction.execute(insert(tables.draining), rows)
+        with self._lock, self._writer.writing() as transaction:
+            transaction.execute(delete(tables.draining))
+            if nodes:
+                rows = [{"node": node} for node in sorted(nodes)]
+                transaction.execute(insert(tables.draining), rows)
+            transaction.undo.append(partial(self._image.set_draining, self._image.draining()))
             self._image.set_draining(nodes)
 
     def nodes(self) -> tuple[Node, ...]:

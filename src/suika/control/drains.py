@@ -45,15 +45,17 @@ class Drains:
         """Also another deadline for a drain that is going on."""
         now, state = self._state.clock(), self._state
         until_s = now + deadline_s if deadline_s is not None else None
-        state.store.set_draining(state.store.draining() | {node})
-        state.log("node-draining", node=node, until_s=until_s)
+        with state.store.together():
+            state.store.set_draining(state.store.draining() | {node})
+            state.log("node-draining", node=node, until_s=until_s)
         self._drains[node] = Drain(node, now, until_s)
         state.changed = True
 
     def end(self, node: str) -> None:
         """The node may have work again."""
-        self._state.store.set_draining(self._state.store.draining() - {node})
-        self._state.log("node-returned", node=node)
+        with self._state.store.together():
+            self._state.store.set_draining(self._state.store.draining() - {node})
+            self._state.log("node-returned", node=node)
         self._drains.pop(node, None)
         self._state.changed = True
 
