@@ -212,9 +212,14 @@ def test_a_drain_that_cannot_be_written_whole_is_not_half_begun(small: tuple[Dat
     store, pages = small
     store.set_draining(frozenset({"n0"}))
     pages[0] = 1
-    with pytest.raises(StoreAwayError), store.together():
-        store.set_draining(frozenset({"n0", "n1"}))
-        store.append(2.0, "node-draining", node="n1", text="x" * 1_000_000)
+
+    def begin() -> None:
+        with store.together():
+            store.set_draining(frozenset({"n0", "n1"}))
+            store.append(2.0, "node-draining", node="n1", text="x" * 1_000_000)
+
+    with pytest.raises(StoreAwayError):
+        begin()
     assert store.draining() == {"n0"}
     pages[0] = 1 << 30
     with store.together():
