@@ -180,6 +180,64 @@ def test_where_there_is_no_thread_left_the_run_waits_for_one(monkeypatch: pytest
     run.close()
 
 
+class Chatty(Counting):
+    """More has always come while it was listened for."""
+
+    def _listen(self) -> bool:
+        if not self._closed:
+            self.wake()
+        return super()._listen()
+
+
+def test_those_who_are_always_called_keep_nobody_from_being_looked_at() -> None:
+    shared = Turns()
+    chatty, quiet = [Chatty(shared) for _ in range(3)], Counting(shared, look_every_s=0.01)
+    for one in chatty:
+        one.post(2)
+    _wait(lambda: quiet.looks > 20)
+    for run in (*chatty, quiet):
+        run.close()
+
+
+def test_who_is_called_often_is_not_looked_at_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_AT_LEAST_EVERY_S", 3600.0)
+    shared, begun, go_on = Turns(), threading.Event(), threading.Event()
+
+    class Held(Counting):
+        def _listen(self) -> bool:
+            if self.inbox:
+                begun.set()
+                go_on.wait(10)
+            return super()._listen()
+
+    held, run = Held(shared), Counting(shared, look_every_s=3600.0)
+    held.post(2)
+    assert begun.wait(10)
+    looks = run.looks
+    for number in range(0, 200, 2):
+        run.post(number)
+    go_on.set()
+    _wait(lambda: len(run.taken) == 100)
+    assert run.looks <= looks + 2, "one for all of them, and the first one of all runs"
+    for one in (held, run):
+        one.close()
+
+
+def test_nobody_awaits_in_vain_the_end_of_one_whose_thread_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+
+    class Broken(Counting):
+        def _carry_out(self) -> bool:
+            raise ValueError("a defect")
+
+    run = Broken(Turns())
+    run.post(1)
+    assert run.await_end(5)
+    _wait(lambda: raised)
+    assert isinstance(raised[0], ValueError), "and it is not hidden"
+
+
 class Waiting(Turned):
     """Its own thread waits for each of `wants` to come, one after the other."""
 

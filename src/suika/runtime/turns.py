@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -108,12 +108,16 @@ class Turned(ABC):
             self.resting = True
 
     def _busy(self) -> None:
-        if self._carry_out():
-            self._turns.remove(self)
-            self._over.set()
-        else:
-            self.resting = True
-            self.wake()  # for what has come meanwhile
+        over = True  # also if it raises, which is a defect: nobody awaits its end in vain
+        try:
+            over = self._carry_out()
+        finally:
+            if over:
+                self._turns.remove(self)
+                self._over.set()
+            else:
+                self.resting = True
+                self.wake()  # for what has come meanwhile
 
 
 class Turns:
@@ -121,7 +125,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._runs: set[Turned] = set()
-        self._called: deque[Turned] = deque()
+        self._called: OrderedDict[Turned, None] = OrderedDict()  # each once: one look takes in all that has come
         self._bell = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -140,7 +144,7 @@ class Turns:
     def call(self, run: Turned) -> None:
         """Have it looked at soon, unless it has a thread of its own."""
         if run.resting:
-            self._called.append(run)
+            self._called[run] = None
             if not self._bell.is_set():  # one ring for all that come while nobody listens
                 self._bell.set()
 
@@ -149,8 +153,9 @@ class Turns:
         while True:
             self._bell.wait(max(look_s - time.monotonic(), 0.0))
             self._bell.clear()
-            while self._called:
-                look_s = min(look_s, self._look(self._called.popleft()))
+            for _ in range(len(self._called)):  # who is called meanwhile comes after those whose time is up
+                run, _ = self._called.popitem(last=False)
+                look_s = min(look_s, self._look(run))
             if time.monotonic() >= look_s:
                 with self._lock:
                     runs = list(self._runs)
