@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,3 +71,12 @@ def test_a_connection_ends_with_its_token(door: SimpleNamespace, monkeypatch: py
         door.accounts.revoke("node")
         with pytest.raises(ConnectionClosed, match="not good any more"):
             connection.recv(10)
+
+
+def test_headers_without_end_are_not_taken_in(door: SimpleNamespace) -> None:
+    """Before any token was looked at."""
+    host, port = door.url.removeprefix("ws://").partition("/")[0].split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        header = b"x-more: " + b"a" * (1 << 20) + b"\r\n"
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n" + 64 * header)

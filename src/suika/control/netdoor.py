@@ -43,6 +43,7 @@ class NetDoor:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            http="h11",  # which takes 64 KiB of headers at most, before any token was seen; httptools takes all
             timeout_graceful_shutdown=2,
             timeout_keep_alive=30,
             limit_concurrency=5000,
