@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -58,6 +59,14 @@ def test_help_is_fast_and_names_every_command(tmp_path: Path) -> None:
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(spent) < 0.3, f"suika --help takes {min(spent):.2f} CPU-s"
     assert all(f"  {name} " in shown.stdout for name in OURS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Square brackets in a help text are markup to the library that prints it, and can make it fail."""
+    with contextlib.suppress(SystemExit):
+        load(COMMANDS[name][0])(args=["--help"], prog_name=f"suika {name}")
+    assert f"Usage: suika {name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,10 @@ def test_a_good_row_is_a_case() -> None:
         ({"sp": "perhaps"}, "not a flag: sp"),
         ({"iter_time_s": "0.0015"}, "contradictory: iter_time_s is below what the devices' peak allows (units?)"),
         ({"iter_time_s": "1e30"}, "out of range: iter_time_s (units?)"),
+        ({"peak_mem_gb": "1e-320"}, "out of range: peak_mem_gb (units?)"),
+        ({"peak_mem_gb": "40960"}, "out of range: peak_mem_gb (units?)"),
+        ({"interconnect": "inter_node_bandwidth 0"}, "must be > 0"),
+        ({"interconnect": "0 Gb/s RoCE per node"}, "must be > 0"),
         ({"mbs": ""}, "missing: mbs"),
         ({"hidden": ""}, "missing: hidden"),
         ({"gpu_type": ""}, "missing: gpu_type"),
@@ -136,6 +140,7 @@ def test_a_stated_network_slower_than_an_adapter_for_each_device_means_shared_ad
 
     assert shared("vTrain config: inter_node_bandwidth 800") == pytest.approx(2)
     assert shared("NVLink3; 1600 Gb/s RoCE per node") == pytest.approx(1)
+    assert shared("12.5 Gb/s Ethernet per node") == pytest.approx(128)
     assert shared("") == 1
 
 
@@ -177,10 +182,14 @@ def test_files(tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerow(GOOD)
     assert len(read_rows(path)) == 1
+    whole = path.read_bytes()
     (tmp_path / "broken.csv.gz").write_bytes(b"not gzip")
+    (tmp_path / "cut.csv.gz").write_bytes(whole[:-20])
+    (tmp_path / "damaged.csv.gz").write_bytes(whole[:30] + bytes(255 - byte for byte in whole[30:60]) + whole[60:])
+    (tmp_path / "twice.csv").write_text(f"{','.join(GOOD)},SEQ\n{','.join(GOOD.values())},17\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    for name in ("absent.csv", "broken.csv.gz", "empty.csv", "other.csv"):
+    for name in ("absent.csv", "broken.csv.gz", "cut.csv.gz", "damaged.csv.gz", "empty.csv", "other.csv", "twice.csv"):
         with pytest.raises(SpecError):
             read_rows(tmp_path / name)
 

@@ -18,7 +18,7 @@ def estimate(
         typer.Option(help="Calibrate each group of like runs on none, one or three of its rows."),
     ] = "none",
     leave_out: Annotated[
-        str | None, typer.Option(help="Refit the factors without this family: SOURCE[/GPU_TYPE[/BUCKET]].")
+        str | None, typer.Option(help="Refit without a family: SOURCE, SOURCE/GPU_TYPE or SOURCE/GPU_TYPE/BUCKET.")
     ] = None,
     output: OutputOption = "table",
     json: JsonOption = False,

@@ -26,6 +26,7 @@ from suika.estimate.rows import (
     interleaves_silently,
     layout_of,
     model_of,
+    peak_bytes_of,
     precision_of,
     recompute_if_needed,
     refuse_disagreement,
@@ -136,7 +137,7 @@ def _case(line: int, row: Mapping[str, str]) -> Case:
         layout = replace(layout, virtual_stages=model.layers // layout.pp)
     if model.heads % layout.tp and layout.tp <= model.heads:
         raise SkipError("contradictory: tp does not divide the heads")
-    step_s, peak = positive(row, "iter_time_s"), positive(row, "peak_mem_gb")
+    step_s, peak = positive(row, "iter_time_s"), peak_bytes_of(row)
     if step_s is None and peak is None:
         raise SkipError("missing: iter_time_s and peak_mem_gb")
     if step_s is not None:
@@ -171,7 +172,7 @@ def _case(line: int, row: Mapping[str, str]) -> Case:
         sequence,
         precision,
         step_s,
-        peak * 1e9 if peak is not None else None,
+        peak,
         kind,
     )
 

@@ -18,7 +18,7 @@ from suika.estimate.columns import LayoutColumns
 from suika.estimate.grid import make_grid
 from suika.estimate.memory import memory
 from suika.estimate.recipe import Recipe
-from suika.estimate.table import NO, YES, SkipError, flag, number, whole
+from suika.estimate.table import NO, YES, SkipError, flag, number, positive, whole
 
 GATED_NAMES = ("llama", "qwen", "mistral", "mixtral", "deepseek", "gemma", "yi-", "internlm", "baichuan", "kimi", "glm")
 VOCABULARY = {"vtrain": 50257}  # of a source that leaves it out of its table but states it in its code
@@ -33,6 +33,7 @@ PRECISIONS = {
     "fp32": ("fp32", "float32"),
 }
 LONGEST_S = 86_400.0  # of a step that was measured
+PEAK_GB = (1e-3, 1e3)  # of one device: what lies outside is in bytes, MB or TB
 
 
 def device_of(row: Mapping[str, str]) -> DeviceType:
@@ -151,12 +152,13 @@ def _zero(text: str) -> int:
 def stated_network(wiring: Wiring, text: str) -> Wiring:
     """`1600 Gb/s ... per node` or a simulator's `inter_node_bandwidth 800` (Gb/s of a node) replace the catalog's.
     Less than an adapter of the catalog for each device means that devices share adapters."""
-    found = re.search(r"inter_node_bandwidth (\d+)", text) or re.search(r"(\d+) ?Gb/s [^;,]*per node", text)
+    rate = r"(\d+(?:\.\d+)?)"
+    found = re.search(f"inter_node_bandwidth {rate}", text) or re.search(rf"{rate} ?Gb/s [^;,]*per node", text)
     if not found:
         return wiring
-    rate = float(found[1]) * 1e9 / 8 / wiring.devices_per_node
-    shared = max(1.0, wiring.network.bandwidth_bytes_per_s / rate)
-    return replace(wiring, network=Link(rate, wiring.network.latency_s), devices_per_adapter=shared)
+    network = Link(float(found[1]) * 1e9 / 8 / wiring.devices_per_node, wiring.network.latency_s)
+    shared = max(1.0, wiring.network.bandwidth_bytes_per_s / network.bandwidth_bytes_per_s)
+    return replace(wiring, network=network, devices_per_adapter=shared)
 
 
 def version_of(row: Mapping[str, str]) -> str:
@@ -197,6 +199,16 @@ def refuse_disagreement(row: Mapping[str, str], step_s: float, num_devices: int,
     rate = number(row.get("tokens_per_s_per_gpu", ""))
     if rate is not None and rate > 0 and not 0.8 < rate * num_devices * step_s / tokens < 1.25:
         raise SkipError("contradictory: iter_time_s and tokens_per_s_per_gpu disagree (units?)")
+
+
+def peak_bytes_of(row: Mapping[str, str]) -> float | None:
+    """The measured memory peak of one device, if the row has one."""
+    peak = positive(row, "peak_mem_gb")
+    if peak is None:
+        return None
+    if not PEAK_GB[0] <= peak <= PEAK_GB[1]:
+        raise SkipError("out of range: peak_mem_gb (units?)")
+    return peak * 1e9
 
 
 def refuse_impossible(step_s: float, peak: float, model: ModelSpec, tokens: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, restkey=_TOO_MANY, restval=None)
             rows = [_cells(row) for row in table]
-            names = {name.strip().lower() for name in table.fieldnames or ()}
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, gzip.BadGzipFile) as error:
+            names = [name.strip().lower() for name in table.fieldnames or ()]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise SpecError("cases", str(path), f"cannot be read: {error}", "give a CSV file, plain or gzipped") from None
     if not rows:
         raise SpecError("cases", str(path), "has no rows", "the first line names the columns")
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise SpecError("cases", str(path), f"names a column twice: {', '.join(twice)}", "keep one column of each name")
     missing = [name for name in NEEDED if name not in names]
     if missing:
         raise SpecError(
