@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +252,8 @@ def strike_node(job_run: Watched, node: str, do: str) -> None:
     reach it any more."""
     pids = [member.pid for device, member in job_run.ranks.items() if device.node == node]
     for pid in (*pids, *job_run.copies.pids(node)):
-        os.kill(pid, signal.Signals[do])
+        with suppress(ProcessLookupError):  # a holder that has just ended by itself
+            os.kill(pid, signal.Signals[do])
 
 
 def goes_on(job_run: Watched, job: JobSpec, snapshot: str | None, layout: tuple[str, str]) -> Started:
