@@ -21,7 +21,7 @@ from suika.estimate.recipe import Recipe
 from suika.estimate.table import NO, YES, SkipError, flag, number, positive, whole
 
 GATED_NAMES = ("llama", "qwen", "mistral", "mixtral", "deepseek", "gemma", "yi-", "internlm", "baichuan", "kimi", "glm")
-VOCABULARY = {"vtrain": 50257}  # of a source that leaves it out of its table but states it in its code
+VOCABULARY = {"vtrain": 50257}  # of a source that leaves it out of its table but states it in its model code
 # Of two that a text names the first one counts: mixed precision computes in the narrow one.
 PRECISIONS = {
     "nvfp4": ("nvfp4", "fp4"),
