@@ -114,7 +114,9 @@ def strike(cluster: ServedCluster, name: str, node: str) -> int:
     cluster.ask("set_quota", tenant="default", quota={"max": 1})
     for pid in processes(cluster.folder / node):
         os.kill(pid, signal.SIGKILL)
-    wait(lambda: cluster.rows()[name]["state"] in WAITS, 60, "the loss to be noticed")
+    # Events are read from the store: a controller that is killed from now on has the loss on record.
+    wait(lambda: events(cluster, name, "job-recovering"), 60, "the loss to be noticed")
+    assert cluster.rows()[name]["state"] in WAITS
     return int(cluster.rows()[name]["steps_done"])
 
 
