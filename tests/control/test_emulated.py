@@ -11,9 +11,12 @@ import pytest
 from suika.agent.emulated import EmulatedForks, EmulatedRules, Emulation
 from suika.agent.emulated_job import MovePrice
 from suika.agent.words import check_event
+from suika.control.daemon import Daemon
+from suika.control.emulation import Emulated
 from suika.core.cluster import parse_cluster_shorthand
+from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import SpecError
-from suika.core.job import JobSpec, parse_job
+from suika.core.job import Job, JobSpec, JobState, parse_job
 from suika.core.layout import Layout
 from suika.core.plan import Placement, Plan
 from suika.runtime.gang import COMMAND_ENTRY, RANK_ENTRY
@@ -247,3 +250,31 @@ def test_a_job_must_lie_in_one_process_and_time_has_its_limit(scene: Scene) -> N
     assert "one agent process" in scene.said("failed")[0][1]["error"]
     with pytest.raises(SpecError, match="speedup"):
         Emulation(Prices(), 61.0)
+
+
+def test_a_snapshot_of_real_devices_fails_its_job_alone(scene: Scene) -> None:
+    real = scene.folder / "step-0000000020.g1"
+    real.mkdir()
+    scene.start(TWO, snapshot=str(real))
+    (said, *_) = [message for _, message in scene.said("failed")]
+    assert "is no snapshot of an emulated job" in said["error"]
+    scene.emulation.post(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    scene.turn(0.1)
+    scene.nodes["n0"].order({"do": "kill", "process": "j.1.n0/0"})
+    scene.turn(0.1)
+    assert "j.1.n0/0" in scene.exits(), "a fault of one job does not end the emulation"
+
+
+def test_jobs_of_real_devices_do_not_go_on_on_emulated_ones(tmp_path: Path) -> None:
+    real = Daemon(tmp_path)
+    spec = {"name": "a", "model": MODEL, "data": "/none", "global_batch": 8, "sequence_length": 16, "steps": 100}
+    real.store.add(Job("j1", parse_job(spec), 1.0))
+    real.close()
+    emulated = Emulated("2x4:A800", 60.0)
+    with pytest.raises(SpecError, match=r"1 jobs under way on real devices \(a\)"):
+        Daemon(tmp_path, world=emulated)
+    again = Daemon(tmp_path)  # nothing is left behind by the refusal
+    job = again.store.job("j1")
+    again.store.put(job.to(JobState.CANCELLED, Reason(ReasonCode.CANCELLED, "a test"), ended_s=2.0))
+    again.close()
+    Daemon(tmp_path, world=emulated).close()

@@ -71,6 +71,15 @@ def test_bad_files_are_refused(change: dict[str, Any], message: str) -> None:
         parse_job({**GOOD, **change})
 
 
+def test_a_mistyped_key_is_named_beside_the_one_that_is_missing() -> None:
+    mistyped = {("globl_batch" if key == "global_batch" else key): value for key, value in GOOD.items()}
+    with pytest.raises(SpecError, match="job.global_batch.*is missing.*'globl_batch'"):
+        parse_job(mistyped)
+    with pytest.raises(SpecError, match="job.data.*is missing") as caught:
+        parse_job({key: value for key, value in GOOD.items() if key != "data"})
+    assert "llama" not in str(caught.value), "not the whole file"
+
+
 @pytest.mark.parametrize("data", [None, [], "text", 7])
 def test_a_job_file_is_a_mapping(data: object) -> None:
     with pytest.raises(SpecError, match="mapping"):

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -102,7 +104,10 @@ class Emulation:
                 if not self._heap or self._heap[0][0] > self.clock():
                     return self._heap[0][0] if self._heap else None
                 action = heapq.heappop(self._heap)[2]
-            action()
+            try:
+                action()
+            except Exception:  # of one job: all others are acted out by this thread too
+                traceback.print_exc(file=sys.stderr)
 
     def _run(self) -> None:
         while not self._stopped:

@@ -164,7 +164,12 @@ class EmulatedJob:
         if any(rank is not None and rank.name not in self._waiting for rank in here):
             return
         self._waiting.clear()
-        first = _step_of(order["snapshot"])
+        try:
+            first = _step_of(order["snapshot"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = f"{order['snapshot']} is no snapshot of an emulated job: {error}"
+            self._world.say(process, "failed", order["generation"], error=why)
+            return
         launch_s = self._world.real_s(self._world.prices.launch_s(self.spec, plan, order["snapshot"] is not None))
         began_s = max(self._forked_s + launch_s, self._world.clock())
         self._go_on(order["generation"], plan, first, began_s)

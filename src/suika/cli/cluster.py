@@ -150,7 +150,8 @@ def down(output: OutputOption = "table", json: JsonOption = False) -> None:
         emit_document(answer, "yaml" if output == "yaml" and not json else "json")
     else:
         ended = ", ".join(answer["jobs_ended"])
-        print("the cluster is down" + (f"; it ended {ended}" if ended else ""))
+        goes_on = f"; stopped {ended}: the next `suika up` goes on with what is not cancelled" if ended else ""
+        print("the cluster is down" + goes_on)
 
 
 def nodes(output: OutputOption = "table", json: JsonOption = False) -> None:

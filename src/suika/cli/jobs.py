@@ -132,6 +132,8 @@ def ps(
     """List jobs, in order of submission."""
     rows = ask("jobs", all=all)
     emit({"jobs": rows}, rows, JOB_COLUMNS, "json" if json else output)
+    if not rows:
+        note("suika: no jobs yet" if all else "suika: no job runs or waits; --all shows those that have ended, too")
 
 
 def describe(job: JobArgument, output: OutputOption = "table", json: JsonOption = False) -> None:
@@ -220,6 +222,8 @@ def resize(
         _show_preview(row)
     else:
         emit(row, [row], JOB_COLUMNS, "json" if json else output)
+        wish = f"layout {layout}" if layout else f"{devices} devices"
+        note(f"suika: {wish} asked for; the next decision may move the job (`suika explain {job}` says why it waits)")
 
 
 _LINK_COLUMNS = [

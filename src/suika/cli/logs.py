@@ -34,14 +34,18 @@ def logs(
         )
         return
     missing: set[str] = set()
+    printed = False
     for page in _pages(job, rank, tail, follow):
         for entry in page["entries"]:
             _show(entry, raw or rank is not None)
+            printed = True
         for node in page["missing"]:
             if node["node"] not in missing:
                 missing.add(node["node"])
                 note(f"suika: {node['problem']}; its part of the log is not shown")
         missing &= {node["node"] for node in page["missing"]}
+    if not printed:
+        note(f"suika: the processes of {job} have printed nothing (`suika describe {job}` shows its steps and loss)")
 
 
 def _pages(job: str, rank: int | None, tail: int | None, follow: bool) -> Any:

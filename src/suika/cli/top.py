@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from suika.cli.ask import ask
+from suika.cli.ask import MISTAKE, ask
 from suika.cli.extras import need
+from suika.cli.output import note
 
 
 def top(
@@ -17,5 +19,8 @@ def top(
     need("top", "server", also=("textual",))
     from suika.cli.top_screen import Top
 
+    if not sys.stdout.isatty():
+        note("suika top: needs a terminal; `suika ps` and `suika nodes` print the same once")
+        sys.exit(MISTAKE)
     ask("nodes")  # says what is wrong before the screen is taken
     Top(every).run()

@@ -39,7 +39,8 @@ def call(name: str, path: Path | None = None, timeout_s: float = 60.0, **argumen
             with connection.makefile("rb") as lines:
                 line = lines.readline()
     except OSError as error:
-        raise NoControllerError(f"no cluster answers at {where} ({error}); `suika up` starts one") from None
+        reason = error.strerror or str(error)
+        raise NoControllerError(f"no cluster answers at {where} ({reason}); `suika up` starts one") from None
     if not line:
         raise NoControllerError(f"the controller at {where} closed the connection")
     reply = json.loads(line)

@@ -35,6 +35,7 @@ from suika.control.server import SocketServer
 from suika.control.service import take_lock
 from suika.control.sessions import LEASE_S
 from suika.core.cluster import Cluster, Node
+from suika.core.errors import SpecError
 from suika.core.quota import checked_quota
 from suika.schedule.policies import load
 
@@ -75,6 +76,7 @@ class Daemon:
         self._lock = take_lock(folder)
         self._decisions = DecisionProcess(policy)  # comes up while the store is read
         self.store = DatabaseStore(database or f"sqlite:///{folder.absolute()}/suika.db", on_fenced=_leave_at_once)
+        self._stay_in(world)
         self.store.remember(*expected)
         cluster = Cluster(self.store.nodes())
         self.accounts = Accounts(self.store.engine, fence=self.store.check_term)
@@ -131,6 +133,22 @@ class Daemon:
     def decisions_pid(self) -> int:
         """Of the process that runs the scheduling cycles."""
         return self._decisions.pid
+
+    def _stay_in(self, world: World) -> None:
+        """Jobs that are under way go on in the world that they began in: state of real devices means nothing to
+        emulated ones, and the other way round."""
+        path = self.folder / "world"
+        before = path.read_text().strip() if path.exists() else world.name
+        active = [job.spec.name for job in self.store.active()]
+        if before != world.name and active:
+            self._decisions.close()
+            self.store.close()
+            os.close(self._lock)
+            shown = ", ".join(active[:5]) + (", ..." if len(active) > 5 else "")
+            problem = f"has {len(active)} jobs under way on {before} devices ({shown})"
+            fix = f"set SUIKA_HOME to another folder for {world.name} ones, or cancel those jobs first"
+            raise SpecError("SUIKA_HOME", str(self.folder), problem, fix)
+        _write(path, world.name + "\n")
 
     def status(self) -> dict[str, Any]:
         cluster = self.controller.state.cluster

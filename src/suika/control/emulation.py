@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -43,6 +43,7 @@ from suika.simulate.times import Models, measured
 class World(Protocol):
     """What differs between a cluster of devices and an emulated one."""
 
+    name: str  # of the kind of world
     speedup: float  # seconds of `clock` per real second
 
     def clock(self, folder: Path) -> Clock:
@@ -69,7 +70,7 @@ class Agents(NamedTuple):
 class Real:
     """Devices as they are. `cores`: processor cores that all `cpu` devices share, if they are on this machine."""
 
-    speedup = 1.0
+    name, speedup = "real", 1.0
 
     def __init__(self, cores: int = 0) -> None:
         self.cores = cores
@@ -101,6 +102,7 @@ class Emulated:
     cluster: str
     speedup: float
     times: Path | None = None
+    name: str = field(default="emulated", init=False)
 
     def clock(self, folder: Path) -> Clock:
         """Emulated seconds since the epoch of the folder's first start, plus that epoch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -241,6 +242,8 @@ def parse_job(data: Any) -> JobSpec:
         if isinstance(cause, SpecError):
             raise cause from None
         where = ".".join(["job", *(str(part) for part in first["loc"] if part != "Layout")])
+        if first["type"] == "missing":
+            raise _missing(where, first["loc"], error.errors()) from None
         problem = str(cause) if cause is not None else first["msg"]
         fix = (
             "known: " + ", ".join(JobSpec.model_fields)
@@ -248,6 +251,14 @@ def parse_job(data: Any) -> JobSpec:
             else ""
         )
         raise SpecError(where, first.get("input"), problem, fix) from None
+
+
+def _missing(where: str, place: tuple[Any, ...], errors: list[Any]) -> SpecError:
+    """A key that is not there; perhaps one beside it is the same, mistyped."""
+    beside = [e["loc"][-1] for e in errors if e["type"] == "extra_forbidden" and e["loc"][:-1] == place[:-1]]
+    if near := difflib.get_close_matches(str(place[-1]), map(str, beside), 1):
+        return SpecError(where, None, "is missing", f"is {near[0]!r} meant for it?")
+    return SpecError(where, None, "is missing", "`suika submit --schema` shows what a job file needs")
 
 
 class JobState(StrEnum):

@@ -49,10 +49,11 @@ class StepTimes:
 
 
 def pause_s(old: StepTimes, new: StepTimes) -> float | None:
-    """(end of the first new step - end of the last old one) - the new layout's median step; None: not known yet."""
+    """(end of the first new step - end of the last old one) - the new layout's median step, at least 0, since a first
+    step may be shorter than the median one. None: not known yet."""
     if not old.ends_s or new.median_s is None:
         return None
-    return new.ends_s[0] - old.ends_s[-1] - new.median_s
+    return max(0.0, new.ends_s[0] - old.ends_s[-1] - new.median_s)
 
 
 def lost_s(times: StepTimes, since_s: float) -> float:
