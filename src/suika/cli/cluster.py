@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +21,17 @@ from suika.core.words import parse_seconds, size
 
 START_WAIT_S, STOP_WAIT_S = 120.0, 60.0
 
+
+def _node_state(row: Mapping[str, Any]) -> str:
+    if row["drain"]:
+        return str(row["drain"]["state"])
+    return "away" if all(device["state"] == "down" for device in row["devices"]) else "ready"
+
+
 NODE_COLUMNS = [
     Column("NODE", lambda row: row["name"]),
     Column("TYPE", lambda row: row["type"]),
-    Column("STATE", lambda row: row["drain"]["state"] if row["drain"] else "ready"),
+    Column("STATE", _node_state),
     Column("DEVICES", lambda row: "  ".join(_device(device) for device in row["devices"])),
     Column("DEADLINE", lambda row: _clock_time((row["drain"] or {}).get("until_s"))),
     Column("COPIES", lambda row: size(row["copies_bytes"]), wide=True),

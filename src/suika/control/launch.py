@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from suika.backends.local import LocalBackend
-from suika.core.errors import SpecError
+from suika.core.errors import SpecError, require
 from suika.core.job import Job
 from suika.runtime.command_run import CommandRun
 from suika.runtime.coordinator import JobRun
@@ -26,7 +26,13 @@ class LocalLauncher:
     def prepare(self, job: Job) -> Path:
         if job.spec.rigid:
             return self.folder  # its data are its own business
-        source = Path(job.spec.data)
+        tokens = self._tokens_of(Path(job.spec.data))
+        length, num = job.spec.sequence_length, load_manifest(tokens).num_tokens
+        problem = f"has {num} tokens, too few for one window of sequence_length({length}) + 1"
+        require(num > length, "job.data", job.spec.data, problem, "use more text or shorter sequences")
+        return tokens
+
+    def _tokens_of(self, source: Path) -> Path:
         if source.suffix == ".bin" and manifest_path(source).exists():
             load_manifest(source)
             return source

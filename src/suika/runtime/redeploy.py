@@ -49,6 +49,7 @@ class Move:
         self._new = {device: everyone[device] for device in plan.devices}
         self._leavers = {d: m for d, m in self._old.items() if d not in self._new}
         self._digest = ""
+        self._back = False  # it is being called off: of whom it needed to go forward nobody is missed
         self._marks = [time.monotonic()]
         self._record = Redeployment(run.job_id, generation, run.plan, plan, reason)
 
@@ -158,6 +159,7 @@ class Move:
     def _abort(self, error: Exception) -> Redeployment:
         """Back to the old generation at the same step: its groups and its state are as they were, or, in a lean move,
         carried back by all. Where that cannot be the job falls back to its snapshot."""
+        self._back = True
         under_way = self._record.mode == "lean" and self._record.phase == Phase.MOVE
         if isinstance(error, DiedError) and (error.member.device in self._old or under_way):
             raise error
@@ -192,7 +194,7 @@ class Move:
 
     def _check(self) -> None:
         self._run.check()
-        if self._record.phase == Phase.PREPARE and not self._run.store_alive:
+        if self._record.phase == Phase.PREPARE and not self._back and not self._run.store_alive:
             raise RefusedError("the rendezvous store died")
 
     def _tell(self, do: str, **content: Any) -> None:
