@@ -25,7 +25,7 @@ from suika.reshard.assignment import assign
 from suika.reshard.buffers import allocate
 from suika.reshard.cells import groups_of
 from suika.reshard.execute import execute
-from suika.reshard.hashing import tensor_hash
+from suika.reshard.hashing import host_hash
 from suika.reshard.moveplan import plan_move
 from suika.reshard.predict import GPU, predict, predict_move
 from suika.reshard.state import JobShape, buffer_specs
@@ -42,8 +42,8 @@ def cpu_s(body: Callable[[], object], times: int = 1) -> float:
 def hashes() -> None:
     for mib in (4, 64):
         tensor = torch.randn(mib << 18)
-        tensor_hash(tensor)
-        print(f"hash of {mib} MiB: {(mib << 20) / cpu_s(lambda t=tensor: tensor_hash(t), 1024 // mib) / 1e9:.1f} GB/s")
+        host_hash(tensor)
+        print(f"hash of {mib} MiB: {(mib << 20) / cpu_s(lambda t=tensor: host_hash(t), 1024 // mib) / 1e9:.1f} GB/s")
 
 
 def predictions() -> None:

@@ -15,7 +15,8 @@ from processes import run_forked
 
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
-from suika.reshard.execute import MoveError, VerificationError, execute
+from suika.reshard import proof
+from suika.reshard.execute import MoveError, Mover, VerificationError, execute
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.state import JobShape
 from suika.reshard.transports.base import TransportError
@@ -49,6 +50,26 @@ def test_one_flipped_bit_is_noticed_and_the_old_state_is_intact() -> None:
     with pytest.raises(VerificationError, match="arrived changed on rank"):
         labels.move_in_threads(move, state, TamperedHub(4, timeout_s=10))
     labels.check_labels(SHAPE, TP2_PP2, state)
+
+
+@pytest.mark.parametrize("tampered", [False, True])
+def test_all_hash_alike_when_one_participants_state_is_on_a_device(
+    tampered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is said here, not so: there is no device."""
+    move, state = plan_move(SHAPE, TP2_PP2, DP3, CLUSTER), labels.state_of(SHAPE, TP2_PP2)
+    monkeypatch.setattr(Mover, "_is_on_host", lambda mover: mover.me != 1)
+
+    def refuse(tensor: torch.Tensor) -> int:
+        raise AssertionError("the others cannot have this hash")
+
+    monkeypatch.setattr(proof, "host_hash", refuse)
+    if tampered:
+        with pytest.raises(VerificationError, match="arrived changed on rank"):
+            labels.move_in_threads(move, state, TamperedHub(4, timeout_s=10))
+    else:
+        moved = labels.move_in_threads(move, state, Hub(4, timeout_s=10))
+        labels.check_labels(SHAPE, DP3, {device: moved[device][0] for device in DP3.devices})
 
 
 def test_different_plans_are_noticed_before_the_first_byte() -> None:
@@ -134,7 +155,7 @@ def test_a_participant_killed_in_the_move_raises_on_its_peers(tmp_path: Path) ->
 
     def body(rank: int, transport: Gloo) -> str:
         if rank == 0:  # comes to the agreement, then dies without a word
-            said = {"digest": move.digest, "near": False, "problem": "", "word": None}
+            said = {"digest": move.digest, "near": False, "on_host": True, "problem": "", "word": None}
             transport.all_gather(json.dumps(said).encode())
             return "gone"
         device = move.participants[rank]

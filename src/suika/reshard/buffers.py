@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from suika.reshard.cells import Cell
@@ -16,9 +14,6 @@ from suika.reshard.regions import Box, flat_range
 from suika.reshard.rounds import Message, Stream
 from suika.reshard.state import Region, StateKey
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # element width -> bit patterns to compare
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 Make = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 
 
@@ -180,16 +175,6 @@ class Parcel:
 def boxes(cell: Cell, low: int, high: int) -> Iterator[Box]:
     """Bytes [low, high) of a cell, counted from the cell's own origin: the same boxes wherever the cell lies."""
     return flat_range(Box.whole(cell.box.shape), low // cell.item_bytes, high // cell.item_bytes)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits (NaN included)."""
-    one, other = (t.detach().view(_BITS[t.element_size()]) for t in (one, other))
-    if one.is_cuda:
-        return torch.equal(one, other)
-    if one.is_contiguous() and other.is_contiguous():  # several times as fast as torch.equal
-        return not _memcmp(one.data_ptr(), other.data_ptr(), one.numel() * one.element_size())
-    return np.array_equal(one.numpy(), other.numpy())
 
 
 def _views(view: torch.Tensor, cell: Cell, low: int, high: int) -> Iterator[torch.Tensor]:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from suika.core.cluster import Device
-from suika.reshard.buffers import Side, allocate, check_buffers, same_bits
+from suika.reshard.bits import copied, same_bits
+from suika.reshard.buffers import Side, allocate, check_buffers
 from suika.reshard.cells import Cell
 from suika.reshard.exchange import Exchange
 from suika.reshard.moveplan import MovePlan
@@ -98,7 +99,8 @@ class Mover:
         """Same plan, buffers as the plan says, memory for the new ones: or nobody starts. Returns everybody's `word`
         (anything that JSON can carry), by participant."""
         with self.report.phase("agree"):
-            said = {"digest": self.plan.digest, "near": self.near is not None, "problem": self._problem, "word": word}
+            said = {"digest": self.plan.digest, "near": self.near is not None, "on_host": self._is_on_host()}
+            said |= {"problem": self._problem, "word": word}
             heads = [json.loads(head) for head in self.transport.all_gather(json.dumps(said).encode())]
         for device, head in zip(self.plan.participants, heads, strict=False):
             if head["problem"]:
@@ -106,6 +108,7 @@ class Mover:
         plans = {(head["digest"], head["near"]) for head in heads}
         if len(plans) > 1:
             raise MoveError(f"participants hold different move plans: {sorted(plans)}")
+        self._sources.on_host = self._arrived.on_host = all(head["on_host"] for head in heads)
         return [head["word"] for head in heads]
 
     def carry(self, wave: int) -> None:
@@ -135,6 +138,9 @@ class Mover:
                 raise ReplicaMismatchError(found)
             if problem:
                 raise VerificationError(problem)
+
+    def _is_on_host(self) -> bool:
+        return all(t.device.type == "cpu" for side in (self.old, self.new) for t in side.buffers.values())
 
     def _lay_out(self, buffers: Mapping[str, torch.Tensor] | None) -> str:
         """Make everything ready; what keeps this participant from taking part, or nothing."""
@@ -170,9 +176,8 @@ class Mover:
                 if self.new.buffer_of(cell) in self._kept or self.new.buffer_of(cell) in self._adopted:
                     continue
                 source, target = self.old.view(cell), self.new.view(cell)
-                target.copy_(source)
                 self.report.local_copy_bytes += cell.num_bytes
-                if not same_bits(target, source):
+                if not copied(target, source):
                     self._blame(f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly")
 
     def _vouched_for(self) -> list[int]:

@@ -1,16 +1,17 @@
-"""A fast 64-bit hash of tensors that notices every changed, missing or displaced element.
+"""64-bit hashes of tensors that notice every changed, missing or displaced element. Not for adversaries.
 
-The bytes are read as 64-bit words w, the last padded with zeros, in rows of 4,096. Each row is summed twice with odd
-keys of its columns: its words, and the words that begin four bytes later. What lies in the upper half of a word, where
-a product would push it out, lies in the lower half of its neighbour. Row sums are mixed with the row number and summed
-again, all modulo 2^64:
+In host memory it is XXH3 of the elements' bytes in row-major order, which runs as fast as memory is read. On a device,
+where no such thing exists, the bytes are read as 64-bit words w, the last padded with zeros, in rows of 4,096, and each
+row is summed twice with odd keys of its columns: its words, and the words that begin four bytes later. What lies in the
+upper half of a word, where a product would push it out, lies in the lower half of its neighbour. Row sums are mixed
+with the row number and summed again, all modulo 2^64:
 
     low_r = sum_c a_c * w_rc;    high_r = sum_c b_c * (upper half of w_rc + 2^32 * lower half of w_r(c+1))
     hash = sum_r mix(low_r + mix(high_r) + (r + 1) * golden) + length
 
 A single changed word always changes `low` of its row (its key is odd); that `high` undoes it, or that swapped words or
-rows go unnoticed, has a chance of about 2^-32 or less. Not for adversaries. On a CPU both sums are numpy's inner
-products over blocks that stay in the cache (docs/numbers/reshard.md), on a GPU everything runs at memory speed.
+rows go unnoticed, has a chance of about 2^-32 or less. All of a move's participants use the same of the two: keyed sums
+if any of them has its state on a device.
 """
 
 from __future__ import annotations
@@ -21,25 +22,31 @@ from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
+import xxhash
+
+from suika.reshard.bits import host_blocks
 
 COLUMNS = 4096
 ROW_BYTES = COLUMNS * 8
-ROWS_AT_ONCE = 16  # 512 KiB: stays in the cache between the two sums
 _GOLDEN = 0x9E3779B97F4A7C15
 _FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MASK = (1 << 64) - 1
 _LOW_HALF = (1 << 32) - 1
 
 
-def tensor_hash(tensor: torch.Tensor) -> int:
-    """Hash of the elements of `tensor` in row-major order; equal bytes in equal places give equal hashes."""
-    return tensor_hashes([tensor])[0]
+def host_hash(tensor: torch.Tensor) -> int:
+    """XXH3 of the bytes of `tensor`, which is in host memory, in row-major order."""
+    if tensor.is_contiguous():
+        return xxhash.xxh3_64_intdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+    hasher = xxhash.xxh3_64()
+    for (block,) in host_blocks(tensor):
+        hasher.update(block.copy().data)  # its rows, drawn together in the cache
+    return hasher.intdigest()
 
 
 def tensor_hashes(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """`tensor_hash` of each."""
+    """Keyed sums of the elements of each tensor in row-major order, wherever they are."""
     return finished([row_sums(tensors)])
 
 
@@ -54,8 +61,8 @@ class RowSums(NamedTuple):
 
 
 def row_sums(tensors: Sequence[torch.Tensor]) -> RowSums:
-    """The part of `tensor_hashes` that reads the tensors: for when their bytes are in the cache. Rests of one length
-    are summed together, since small tensors come in great numbers."""
+    """The part of `tensor_hashes` that reads the tensors. Rests of one length are summed together, since small tensors
+    come in great numbers."""
     flat = [_bytes(tensor) for tensor in tensors]
     alike: dict[int, list[int]] = defaultdict(list)
     sums: list[torch.Tensor] = []
@@ -108,24 +115,9 @@ def _padded_words(rows: list[torch.Tensor]) -> torch.Tensor:
 def _row_sums(rows: torch.Tensor) -> torch.Tensor:
     """(2, number of rows): both keyed sums of rows of at most COLUMNS words; absent words count as zeros."""
     low_keys, high_keys = (keys[: rows.shape[1]] for keys in _keys(rows.device))
-    if not rows.is_cuda:
-        return torch.from_numpy(_host_sums(rows.numpy(), low_keys.numpy(), high_keys.numpy()))
     later = (rows >> 32) & _LOW_HALF
     later[:, :-1] |= rows[:, 1:] << 32
     return torch.stack([torch.sum(rows * low_keys, dim=1), torch.sum(later * high_keys, dim=1)])
-
-
-def _host_sums(rows: np.ndarray, low_keys: np.ndarray, high_keys: np.ndarray) -> np.ndarray:
-    """As `_row_sums`. The words that begin four bytes later are the same memory, seen from there."""
-    num_rows, width = rows.shape
-    later = np.ndarray((num_rows, width - 1), np.int64, buffer=rows.view(np.uint8), offset=4, strides=(width * 8, 8))
-    sums = np.empty((2, num_rows), dtype=np.int64)
-    for first in range(0, num_rows, ROWS_AT_ONCE):
-        here = slice(first, first + ROWS_AT_ONCE)
-        np.einsum("ij,j->i", rows[here], low_keys, out=sums[0, here])
-        np.einsum("ij,j->i", later[here], high_keys[:-1], out=sums[1, here])
-    sums[1] += ((rows[:, -1] >> 32) & _LOW_HALF) * high_keys[-1]
-    return sums
 
 
 def _mixed(sums: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from suika.reshard.buffers import Make, Part, Side, allocate, boxes, same_bits
+from suika.reshard.bits import copied as copied_exactly
+from suika.reshard.buffers import Make, Part, Side, allocate, boxes
 from suika.reshard.modes import adoptions
 from suika.reshard.moveplan import MovePlan
 from suika.reshard.rounds import Stream
@@ -78,8 +79,7 @@ class Nearby:
             there, here = source.view(cell), target.view(cell)
             for box in boxes(cell, low, high):
                 want, got = there[box.slices], here[box.slices]
-                got.copy_(want)
-                if not same_bits(got, want):
+                if not copied_exactly(got, want):
                     return copied, adopted, f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
             copied += high - low
         return copied, adopted, ""

@@ -7,17 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from suika.reshard.buffers import Side
-from suika.reshard.hashing import RowSums, finished, row_sums
+from suika.reshard.hashing import RowSums, finished, host_hash, row_sums
 from suika.reshard.moveplan import CellGroup
 from suika.reshard.report import MoveReport
 
 
 class CellHashes:
-    """Hashes of one side's cells, each taken once: as soon as it is asked for, while its bytes are in the cache. What
-    needs no bytes any more is done for all of them together, when the first hash is looked at."""
+    """Hashes of one side's cells, each taken once: as soon as it is asked for, while its bytes are in the cache.
+    `on_host`: all participants' state is in host memory. If it is not, what needs no bytes any more is done for all
+    cells together, when the first hash is looked at."""
 
     def __init__(self, side: Side, groups: Sequence[CellGroup], report: MoveReport) -> None:
         self._side, self._groups, self._report = side, groups, report
+        self.on_host = False
         self._rows: dict[int, np.ndarray] = {}  # group -> hash of each cell
         self._taken: set[tuple[int, int]] = set()
         self._unfinished: list[tuple[list[tuple[int, int]], RowSums]] = []
@@ -29,7 +31,12 @@ class CellHashes:
             return
         wanted = [self._groups[group].cells[i] for group, i in new]
         with self._report.hashing(sum(cell.num_bytes for cell in wanted)):
-            self._unfinished.append((new, row_sums([self._side.view(cell) for cell in wanted])))
+            views = [self._side.view(cell) for cell in wanted]
+            if self.on_host:
+                for (group, i), view in zip(new, views, strict=True):
+                    self._row(group)[i] = host_hash(view)
+            else:
+                self._unfinished.append((new, row_sums(views)))
         self._taken.update(new)
 
     def of_groups(self, groups: Sequence[int]) -> dict[int, np.ndarray]:
