@@ -10,6 +10,7 @@ from suika.core.decision import Reason, ReasonCode
 from suika.core.errors import SpecError
 from suika.core.job import ENDED, TRANSITIONS, IllegalTransitionError, Job, JobSpec, JobState, parse_job
 from suika.core.layout import Layout
+from suika.core.presets import PRESETS
 
 MODEL = {"family": "llama", "layers": 4, "hidden": 64, "ffn": 128, "heads": 4, "kv_heads": 2, "vocab": 257}
 GOOD: dict[str, Any] = {
@@ -69,6 +70,35 @@ def test_a_good_file() -> None:
 def test_bad_files_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parse_job({**GOOD, **change})
+
+
+def test_a_model_may_be_a_preset_and_differ_from_it() -> None:
+    assert parse_job({**GOOD, "model": "LLaMA2 7B"}).model == PRESETS["llama2-7b"]
+    for name, model in PRESETS.items():
+        small = parse_job({**GOOD, "sequence_length": 16, "model": name})
+        assert small.model == model
+        assert parse_job(small.model_dump(mode="json")) == small
+    changed = parse_job(
+        {**GOOD, "model": {"preset": "llama2-7b", "hidden": 512, "heads": 8, "lora": {"rank": 4}}}
+    ).model
+    assert (changed.name, changed.layers, changed.kv_heads, changed.head_dim) == ("llama2-7b changed", 32, 8, 64)
+    assert changed.lora is not None
+    assert parse_job({**GOOD, "model": {"preset": "llama3-8b", "layers": 2}}).model.kv_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("llama7b", "did you mean llama2-7b"),
+        ({"preset": None}, "no preset of this name"),
+        ({"preset": "llama2-7b", "layer": 3}, "unknown keys"),
+        ({"preset": "llama2-7b", "layers": 0}, "must be a whole number >= 1"),
+        ([], "must be a mapping or the name of a preset"),
+    ],
+)
+def test_a_wrong_preset_is_named(model: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_job({**GOOD, "model": model})
 
 
 def test_a_mistyped_key_is_named_beside_the_one_that_is_missing() -> None:

@@ -16,6 +16,7 @@ from suika.core.errors import SpecError
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Plan
+from suika.core.presets import preset
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 Precision = Literal["fp32", "fp64", "bf16"]
@@ -181,8 +182,17 @@ class JobSpec(Strict):
     @field_validator("model", mode="before")
     @classmethod
     def _model(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
+        """A model's own keys, the name of a preset, or `preset` with the keys that differ from it."""
+        if isinstance(value, str):
+            value = {"preset": value}
+        if isinstance(value, ModelSpec):
             return value
+        if not isinstance(value, dict):
+            raise ValueError("must be a mapping or the name of a preset")
+        if "preset" in value:
+            changed = {key: v for key, v in value.items() if key != "preset"}
+            value = _said_by(preset(str(value["preset"]))) | ({"name": f"{value['preset']} changed"} if changed else {})
+            value |= changed
         unknown = sorted(map(str, set(value) - set(ModelSpec.__dataclass_fields__)))
         if unknown:
             raise ValueError(f"unknown keys {unknown}; known: {', '.join(ModelSpec.__dataclass_fields__)}")
@@ -228,6 +238,17 @@ class JobSpec(Strict):
         if low != high:
             raise SpecError("job.devices", f"{low}..{high}", "a command is rigid", "set min and max to one number")
         return self
+
+
+def _said_by(model: ModelSpec) -> dict[str, Any]:
+    """The fields of `model`, less those that follow from others: one that is changed then carries them along."""
+    follows = {
+        "kv_heads": model.kv_heads == model.heads,
+        "head_dim": model.head_dim * model.heads == model.hidden,
+        "balance": not model.experts,
+        "lora": model.lora is None,
+    }
+    return {field: value for field, value in vars(model).items() if not follows.get(field)}
 
 
 def parse_job(data: Any) -> JobSpec:

@@ -70,4 +70,4 @@ def preset(name: str) -> ModelSpec:
 
 
 def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
+    return "".join(c for c in name.lower() if c.isalnum() or c == ".")  # 1.3b is not 13b
