@@ -65,6 +65,10 @@ class Handover:
         same_plan = self._plan is None or message.get("digest", self._plan.digest) == self._plan.digest
         return message.get("generation") == self.number and same_plan
 
+    @property
+    def is_lean(self) -> bool:
+        return self._mode == "lean"
+
     # -- the preparing thread -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:

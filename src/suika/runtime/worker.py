@@ -258,7 +258,8 @@ class Rank:
         if self._live is not None:
             self._retired = [handover.close]
             if old is not None:
-                self._retired.append(partial(process_groups.destroy, old.groups))  # its memory is free already
+                # To unmap its memory takes time, too; only where memory is short that is not put off.
+                self._retired.append(partial(process_groups.destroy, old.groups) if handover.is_lean else old.destroy)
         else:
             self._kept_to_the_end = old, handover  # a leaver is told to go at once, and that frees everything
 
