@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from suika.reshard import bits
-from suika.reshard.bits import BLOCK_BYTES, copied, same_bits
+from suika.reshard.bits import BLOCK_BYTES, copied, host_blocks, same_bits
 
 ROWS = 3 * BLOCK_BYTES // (4 * 200)  # of 200 fp32: some blocks and a part of one
 
@@ -49,7 +50,17 @@ CUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one": lambda t: t[3, 5],
     "nothing": lambda t: t[:0],
     "deep": lambda t: t[: ROWS - ROWS % 4].view(4, -1, 200)[:, 1:, 20:],
+    "one of a column": lambda t: t[3:4, 5],
 }
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (ROWS, 200), (2, 1, BLOCK_BYTES // 3), (1, 2, 5, BLOCK_BYTES)])
+@pytest.mark.parametrize("step", [1, 2])
+def test_blocks_are_small_and_together_the_whole(shape: tuple[int, ...], step: int) -> None:
+    whole = torch.randint(0, 1000, (*shape, step), dtype=torch.int16)[..., 0]
+    blocks = [block for (block,) in host_blocks(whole)]
+    assert all(block.nbytes <= BLOCK_BYTES for block in blocks)
+    assert np.array_equal(np.concatenate([block.reshape(-1) for block in blocks]), whole.reshape(-1).numpy())
 
 
 @pytest.mark.parametrize("of", CUTS)
@@ -75,7 +86,7 @@ def test_a_copy_that_went_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     def spoil(address: int, of: int, length: int) -> None:
         move(address, of, length)
         if next(blocks) == 1:
-            move(address + 5, of + 9, 1)
+            ctypes.c_uint8.from_address(address + 5).value ^= 4
 
     def spoil_array(to: np.ndarray[Any, Any], of: np.ndarray[Any, Any]) -> None:
         to[...] = of

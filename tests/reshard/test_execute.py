@@ -16,7 +16,7 @@ from processes import run_forked
 from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.reshard import proof
-from suika.reshard.execute import MoveError, Mover, VerificationError, execute
+from suika.reshard.execute import MoveError, VerificationError, execute
 from suika.reshard.moveplan import MovePlan, plan_move
 from suika.reshard.state import JobShape
 from suika.reshard.transports.base import TransportError
@@ -52,13 +52,12 @@ def test_one_flipped_bit_is_noticed_and_the_old_state_is_intact() -> None:
     labels.check_labels(SHAPE, TP2_PP2, state)
 
 
+@pytest.mark.parametrize("word", [b'"on_host": false, ', b""], ids=["on a device", "older version"])
 @pytest.mark.parametrize("tampered", [False, True])
-def test_all_hash_alike_when_one_participants_state_is_on_a_device(
-    tampered: bool, monkeypatch: pytest.MonkeyPatch
+def test_all_hash_alike_when_one_participant_cannot_hash_as_hosts_do(
+    tampered: bool, word: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is said here, not so: there is no device."""
     move, state = plan_move(SHAPE, TP2_PP2, DP3, CLUSTER), labels.state_of(SHAPE, TP2_PP2)
-    monkeypatch.setattr(Mover, "_is_on_host", lambda mover: mover.me != 1)
 
     def refuse(tensor: torch.Tensor) -> int:
         raise AssertionError("the others cannot have this hash")
@@ -66,9 +65,9 @@ def test_all_hash_alike_when_one_participants_state_is_on_a_device(
     monkeypatch.setattr(proof, "host_hash", refuse)
     if tampered:
         with pytest.raises(VerificationError, match="arrived changed on rank"):
-            labels.move_in_threads(move, state, TamperedHub(4, timeout_s=10))
+            labels.move_in_threads(move, state, labels.with_device(TamperedHub(4, timeout_s=10), word))
     else:
-        moved = labels.move_in_threads(move, state, Hub(4, timeout_s=10))
+        moved = labels.move_in_threads(move, state, labels.with_device(Hub(4, timeout_s=10), word))
         labels.check_labels(SHAPE, DP3, {device: moved[device][0] for device in DP3.devices})
 
 
@@ -94,6 +93,7 @@ def test_different_plans_are_noticed_before_the_first_byte() -> None:
         (lambda b: b.pop("weight/final_norm.weight"), r"n1/1: missing buffers \['weight/final_norm.weight'\]"),
         (lambda b: b.update({"m/head": b["m/head"].double()}), "n1/1: buffer m/head is .* float64, the plan says"),
         (lambda b: b.update({"m/head": b["m/head"][:-1]}), "n1/1: buffer m/head is"),
+        (lambda b: b.update({"m/head": torch._neg_view(b["m/head"])}), "n1/1: buffer m/head is a negated view"),
     ],
 )
 def test_buffers_that_are_not_the_plans_are_refused_by_all(spoil: Any, problem: str) -> None:

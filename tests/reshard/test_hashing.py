@@ -59,7 +59,8 @@ def test_small_tensors_hashed_together_hash_as_alone(sizes: list[tuple[int, int]
 
 def test_a_view_hashes_as_its_copy(hashed: Hash) -> None:
     whole = torch.randn(70, 300)
-    views = (whole[:, 1:], whole[3:, 7:11], whole.view(torch.uint8).view(-1)[3:], whole[:, ::2], whole[0, 0], whole[:0])
+    views = [whole[:, 1:], whole[3:, 7:11], whole.view(torch.uint8).view(-1)[3:], whole[:, ::2], whole[0, 0], whole[:0]]
+    views.append(whole[3:4, 5])  # one element, and the next would be a row further
     for view in views:
         assert hashed(view) == hashed(view.clone(memory_format=torch.contiguous_format))
 

@@ -25,7 +25,7 @@ Block = np.ndarray[Any, np.dtype[Any]]
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits (NaN included)."""
-    if one.is_cuda or other.is_cuda:
+    if not (one.is_cpu and other.is_cpu):
         return torch.equal(_patterns(one), _patterns(other))
     if one.is_contiguous() and other.is_contiguous():  # several times as fast as torch.equal
         return not _memcmp(one.data_ptr(), other.data_ptr(), one.numel() * one.element_size())
@@ -33,8 +33,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def copied(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Copy `source` into `target`, of the same shape and dtype; whether `target` then holds its bits."""
-    if target.is_cuda or source.is_cuda:
+    """Copy `source` into `target`, of the same shape and dtype; whether `target` then holds its bits. No element of
+    `target` shares memory with another one, or with `source`."""
+    if not (target.is_cpu and source.is_cpu):
         target.copy_(source)
         return torch.equal(_patterns(target), _patterns(source))
     if target.is_contiguous() and source.is_contiguous():
@@ -46,14 +47,28 @@ def copied(target: torch.Tensor, source: torch.Tensor) -> bool:
     return same
 
 
+def host_bits(tensor: torch.Tensor) -> Block:
+    """The bit patterns of a tensor in host memory: a view."""
+    return _patterns(tensor).numpy()
+
+
 def host_blocks(*tensors: torch.Tensor) -> Iterator[tuple[Block, ...]]:
-    """The bit patterns of tensors of one shape in host memory, some rows of each at a time, in row-major order."""
-    arrays = [_patterns(tensor).numpy() for tensor in tensors]
-    if not arrays[0].ndim:
-        yield tuple(arrays)
+    """The bit patterns of tensors of one shape in host memory, at most BLOCK_BYTES of each at a time, in row-major
+    order."""
+    return _blocks(*map(host_bits, tensors))
+
+
+def _blocks(*arrays: Block) -> Iterator[tuple[Block, ...]]:
+    num_bytes = arrays[0].nbytes
+    if num_bytes <= BLOCK_BYTES:
+        yield arrays
         return
     num_rows = len(arrays[0])
-    at_once = max(1, BLOCK_BYTES * num_rows // max(1, arrays[0].nbytes))
+    at_once = BLOCK_BYTES * num_rows // num_bytes
+    if not at_once:  # a row is longer than a block
+        for rows in zip(*arrays, strict=True):
+            yield from _blocks(*rows)
+        return
     for first in range(0, num_rows, at_once):
         yield tuple(array[first : first + at_once] for array in arrays)
 

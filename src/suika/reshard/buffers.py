@@ -59,6 +59,8 @@ def check_buffers(buffers: Mapping[str, torch.Tensor], specs: BufferSpecs) -> st
             return f"buffer {name} is {tuple(tensor.shape)} {is_dtype}, the plan says {tuple(shape)} {dtype}"
         if not tensor.is_contiguous():
             return f"buffer {name} is not contiguous"
+        if tensor.is_neg():  # its memory holds the negatives
+            return f"buffer {name} is a negated view: pass its resolve_neg()"
     return ""
 
 

@@ -108,7 +108,8 @@ class Mover:
         plans = {(head["digest"], head["near"]) for head in heads}
         if len(plans) > 1:
             raise MoveError(f"participants hold different move plans: {sorted(plans)}")
-        self._sources.on_host = self._arrived.on_host = all(head["on_host"] for head in heads)
+        # One of an older version does not say: it knows the other hash only.
+        self._sources.on_host = self._arrived.on_host = all(head.get("on_host", False) for head in heads)
         return [head["word"] for head in heads]
 
     def carry(self, wave: int) -> None:

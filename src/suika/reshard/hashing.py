@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 import xxhash
 
-from suika.reshard.bits import host_blocks
+from suika.reshard.bits import host_bits, host_blocks
 
 COLUMNS = 4096
 ROW_BYTES = COLUMNS * 8
@@ -38,7 +38,7 @@ _LOW_HALF = (1 << 32) - 1
 def host_hash(tensor: torch.Tensor) -> int:
     """XXH3 of the bytes of `tensor`, which is in host memory, in row-major order."""
     if tensor.is_contiguous():
-        return xxhash.xxh3_64_intdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+        return xxhash.xxh3_64_intdigest(host_bits(tensor).data)
     hasher = xxhash.xxh3_64()
     for (block,) in host_blocks(tensor):
         hasher.update(block.copy().data)  # its rows, drawn together in the cache
@@ -101,7 +101,7 @@ def finished(many: Sequence[RowSums]) -> list[int]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one has any stride
 
 
 def _padded_words(rows: list[torch.Tensor]) -> torch.Tensor:
