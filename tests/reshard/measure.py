@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import labels
@@ -22,6 +23,7 @@ from suika.core.layout import Layout
 from suika.core.model import ModelSpec
 from suika.core.plan import Placement, Plan
 from suika.reshard.assignment import assign
+from suika.reshard.bits import copied
 from suika.reshard.buffers import allocate
 from suika.reshard.cells import groups_of
 from suika.reshard.execute import execute
@@ -40,10 +42,17 @@ def cpu_s(body: Callable[[], object], times: int = 1) -> float:
 
 
 def hashes() -> None:
-    for mib in (4, 64):
-        tensor = torch.randn(mib << 18)
-        host_hash(tensor)
-        print(f"hash of {mib} MiB: {(mib << 20) / cpu_s(lambda t=tensor: host_hash(t), 1024 // mib) / 1e9:.1f} GB/s")
+    for mib in (1, 256):
+        source = torch.randn(mib << 18)
+        target = source.clone()
+        bodies = {
+            "hash": partial(host_hash, source),
+            "copy": partial(target.copy_, source),
+            "copy, compared": partial(copied, target, source),
+        }
+        for name, body in bodies.items():
+            body()
+            print(f"{name}, {mib} MiB: {(mib << 20) / cpu_s(body, 2048 // mib) / 1e9:.1f} GB/s")
 
 
 def predictions() -> None:

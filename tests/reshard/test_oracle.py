@@ -21,7 +21,7 @@ RELAXED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 def test_every_element_arrives_where_its_label_says(data: st.DataObject) -> None:
     shape = data.draw(shapes())
     old, new = data.draw(plans(shape, CLUSTER)), data.draw(plans(shape, CLUSTER))
-    labels.move_labelled(shape, old, new, CLUSTER)
+    labels.move_labelled(shape, old, new, CLUSTER, on_device=data.draw(st.booleans()))
 
 
 @settings(max_examples=8, **RELAXED)
