@@ -20,6 +20,7 @@ from suika.control.compute import ComputeError
 from suika.control.decider import DecisionProcess, decide_here
 from suika.control.pricing import EstimatedPricing
 from suika.control.views import take_snapshot
+from suika.core.errors import SpecError
 from suika.core.quota import Quota
 from suika.core.snapshot import Snapshot
 from suika.schedule.policies import load
@@ -52,6 +53,21 @@ def test_it_decides_as_it_would_be_decided_here(process: DecisionProcess, tmp_pa
         assert there.rejected == expected.rejected
         assert there.waits == dict(expected.waits)
     assert expected.steps
+
+
+def test_a_policy_may_be_given_parameters_in_a_live_cluster(tmp_path: Path) -> None:
+    process = DecisionProcess("suika:repay=2,residency=600.0")
+    try:
+        assert process.is_up(60.0)
+        here = decide_here(load("suika", repay=2, residency=600.0))
+        snapshot = snapshots(tmp_path)[-1]
+        assert process(snapshot).steps == here(snapshot).steps
+    finally:
+        process.close()
+    with pytest.raises(SpecError, match="unknown parameters"):
+        DecisionProcess("suika:repays=2")
+    with pytest.raises(SpecError, match="key=number"):
+        DecisionProcess("suika:repay")
 
 
 def test_another_process_takes_the_place_of_one_that_died(process: DecisionProcess, tmp_path: Path) -> None:

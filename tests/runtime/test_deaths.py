@@ -230,6 +230,29 @@ def test_training_goes_on_without_its_store_and_the_next_move_gets_another(
     assert job_run.redeploy(plan(*THREE, job), 2, USER).result(60).error is None
 
 
+def test_a_move_whose_store_dies_is_called_off_and_the_job_trains_on(run: Callable[..., Watched]) -> None:
+    job = spec()
+    job_run = run(job)
+    job_run.start(plan(*FOUR, job), 1).result(60)
+
+    def kill_the_store(event: object) -> None:
+        if isinstance(event, Moving) and event.record.phase == Phase.PREPARE:
+            store = next(m for m in job_run.gang.members.values() if m.device is None)
+            os.kill(store.pid, signal.SIGKILL)
+
+    job_run.hook = kill_the_store
+    record = job_run.redeploy(plan(*THREE, job), 2, USER).result(60)
+    assert record.phase == Phase.ABORTED
+    assert "store" in record.error
+    job_run.wait_steps(2)
+    assert job_run.generation == 1
+    job_run.hook = lambda event: None
+    assert job_run.redeploy(plan(*THREE, job), 3, USER).result(60).error is None, "with a store of its own"
+    job_run.wait_steps(2)
+    ended = job_run.preempt().result(60)
+    assert_state_is_exact(Path(ended.snapshot), job, ended.step)
+
+
 def test_the_last_step_may_come_before_the_cut(run: Callable[..., Watched]) -> None:
     job = spec(steps=4)
     job_run = run(job)

@@ -30,21 +30,31 @@ from suika.reshard import lean
 from suika.reshard.regions import Box
 from suika.reshard.state import StateKey, buffer_specs
 from suika.reshard.transports import memfd
+from suika.runtime import snapshot
 from suika.runtime.dcp_plan import piece_view, region_view
 from suika.runtime.pieces import Piece, pieces, plan_regions
 from suika.runtime.program import RankGroups, StepResult
 
 FAULT = "fault.json"
 _carry_whole = lean.LeanMove._carry_whole
+_write = snapshot.write
 
 
 def build(spec: JobSpec, plan: Plan, rank: int, groups: RankGroups, data_path: str) -> TinyProgram:
     lean.LeanMove._carry_whole = partialmethod(_carry_piece, folder=data_path)
     fail_at("build", plan, rank, data_path)
+    snapshot.write = partial(_write_when_free, Path(data_path) / "slow-disk")
     memfd.available_bytes = partial(_available, Path(data_path) / "available")
     if (Path(data_path) / f"refuse-{plan.layout.num_ranks}").exists():
         raise MemoryError("refused to build, as the test wanted")
     return TinyProgram(spec, plan, rank, groups, data_path)
+
+
+def _write_when_free(slow: Path, folder: Path, captured: snapshot.Captured) -> None:
+    """A disk that takes as long as the test wants."""
+    while slow.exists():
+        time.sleep(0.02)
+    _write(folder, captured)
 
 
 def _available(said: Path) -> int:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulate_cases import curve, random_jobs, sim_job, world
@@ -17,7 +18,7 @@ from suika.schedule.policies import load
 from suika.simulate.engine import Engine
 from suika.simulate.explain import explained
 from suika.simulate.faults import faults
-from suika.simulate.metrics import numbers
+from suika.simulate.metrics import numbers, over_seeds
 from suika.simulate.report import page
 from suika.simulate.study import Run, parse_move_cost, parse_policies
 from suika.simulate.world import Failure, Slowdown
@@ -31,6 +32,34 @@ KEYS = {
 def suika(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "suika.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_intervals_are_around_the_mean_over_seeds() -> None:
+    seeds = [{"jobs": 20, "decisions": 9, "max_moves": moves, "avg_jct_s": s} for moves, s in ((2, 10.0), (8, 14.0))]
+    row: Any = over_seeds(seeds)
+    assert (row["jobs"], row["max_moves"], row["avg_jct_s"]) == (20, 8, 12.0)
+    for key, mean in (("jobs", 20), ("max_moves", 5), ("avg_jct_s", 12)):
+        assert sum(row["ci95"][key]) / 2 == pytest.approx(mean)
+
+
+def test_every_condition_at_once_and_what_was_left_out(shared_data: Path, tmp_path: Path) -> None:
+    """Load, lengths, noise, failures, failing moves, quotas, rigid jobs and predicted move costs in one run."""
+    trace, quotas, failures = tmp_path / "few.csv", tmp_path / "quotas.yaml", tmp_path / "failures.csv"
+    rows = [f"j{n},{40 * n},{1 + n % 5},{300 + 10 * n},{'ab'[n % 2]}" for n in range(30)]
+    rows += [f"big{n},{n},400,60,a" for n in range(12)]
+    trace.write_text("\n".join(["job_id,submit_s,gpus,duration_s,user", *rows, ""]))
+    quotas.write_text("a: {guarantee: 8, max: 24}\nb: {max: 16}\n")
+    failures.write_text("at_s,node,down_s\n100,n0,300\n")
+    done = suika(
+        "simulate", "--jobs", str(trace), "--cluster", "4x8:A800", "--times",
+        str(shared_data / "rubick" / "iteration_times.csv"), "--policy", "suika,sia", "--move-cost", "model",
+        "--load", "0.8", "--lengths", "noisy:0.5", "--noise", "0.07", "--failures", str(failures), "--failing-moves",
+        "0.2", "--quotas", str(quotas), "--elastic-share", "0.7",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("suika", "sia"))
+    assert "job big3 asks for 400 of 32 devices" in done.stderr
+    assert "and 2 more jobs" in done.stderr
 
 
 def test_the_document_and_the_report(shared_data: Path, tmp_path: Path):

@@ -26,7 +26,7 @@ import typer
 from suika.control.client import NoControllerError, call
 from suika.core.cluster import Cluster, parse_cluster_shorthand
 from suika.core.errors import require
-from suika.schedule.policies import load as load_policy
+from suika.schedule.policies import parse_policy
 from suika.simulate.engine import Engine
 from suika.simulate.jobs import SimJob
 from suika.simulate.moves import predicted
@@ -81,7 +81,7 @@ def slice_of(trace: Trace, num_jobs: int, run_time: str) -> Trace:
 def simulate(jobs: Sequence[SimJob], cluster: Cluster, models: Models, policy: str) -> Outcome:
     cost = predicted(models.shapes, {job.id: job.model for job in jobs}, cluster)
     whole = tuple(replace(job, num_steps=float(_steps(job))) for job in jobs)
-    return Engine(World(cluster, whole, cost), load_policy(policy)).run()
+    return Engine(World(cluster, whole, cost), parse_policy(policy)).run()
 
 
 @contextmanager

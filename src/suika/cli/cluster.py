@@ -57,7 +57,7 @@ def up(
     emulate: Annotated[str | None, typer.Option(help="Devices that do not exist: NODESxDEVICES:TYPE.")] = None,
     speedup: Annotated[float, typer.Option(help="With --emulate: emulated seconds per second, 1 to 60.")] = 1.0,
     times: Annotated[Path | None, typer.Option(help="With --emulate: measured iteration times (CSV).")] = None,
-    policy: Annotated[str, typer.Option(help="The scheduling policy.")] = "suika",
+    policy: Annotated[str, typer.Option(help="The scheduling policy: NAME or NAME:KEY=NUMBER,..")] = "suika",
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay; Ctrl-C ends the cluster.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of cluster files and exit.")] = False,
     output: OutputOption = "table",

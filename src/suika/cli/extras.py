@@ -10,7 +10,7 @@ from suika.cli.ask import FAILED
 from suika.cli.output import note
 
 MODULES = {
-    "train": ("torch",),
+    "train": ("torch", "xxhash"),
     "server": (
         *("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx"),
         *("sse_starlette", "prometheus_client", "websockets"),

@@ -17,7 +17,7 @@ from suika.core.errors import require
 def serve(
     cluster: Annotated[str | None, typer.Option(help="Nodes to expect: a YAML file, or NODESxDEVICES:TYPE.")] = None,
     database: Annotated[str | None, typer.Option(help="postgresql://.. ; by default SQLite in $SUIKA_HOME.")] = None,
-    policy: Annotated[str, typer.Option(help="The scheduling policy.")] = "suika",
+    policy: Annotated[str, typer.Option(help="The scheduling policy: NAME or NAME:KEY=NUMBER,..")] = "suika",
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: the last one, else a free one.")] = 0,
     cert: Annotated[Path | None, typer.Option(help="TLS certificate chain, PEM.")] = None,

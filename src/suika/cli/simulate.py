@@ -19,6 +19,7 @@ from suika.core.words import parse_seconds, seconds
 if TYPE_CHECKING:
     from suika.simulate.study import Study
 
+MOST_LEFT_OUT = 10  # listed beside the table
 COLUMNS = (
     Column("POLICY", lambda r: r["policy"]),
     Column("AVG", lambda r: seconds(r["avg_jct_s"])),
@@ -100,6 +101,11 @@ def simulate(
         note(f"report: {report}")
     for row in study.trace.dirty:
         note(f"{jobs.name} line {row.line}: {row.reason}")
+    left_out = document["left_out"]
+    for left in left_out[:MOST_LEFT_OUT]:
+        note(f"{jobs.name}: left out: {left['reason']}")
+    if len(left_out) > MOST_LEFT_OUT:
+        note(f"and {len(left_out) - MOST_LEFT_OUT} more jobs (--json has all)")
     emit(document, document["policies"], COLUMNS, "json" if json else output)
     if not json and output in ("table", "wide"):
         note(f"lower bound of the average: {seconds(document['lower_bound_avg_jct_s'])} ({document['models']})")
@@ -107,8 +113,8 @@ def simulate(
 
 def _explain(study: Study, wanted: str, output: Format) -> None:
     """One job at one instant, seed 0."""
+    from suika.schedule.policies import parse_policy
     from suika.simulate.explain import explained
-    from suika.simulate.study import parse_policy
 
     job, at, moment = wanted.rpartition("@")
     require(bool(at), "explain", wanted, "names no time", "write JOB@TIME, e.g. job7@2h")

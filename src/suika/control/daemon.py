@@ -37,7 +37,7 @@ from suika.control.sessions import LEASE_S
 from suika.core.cluster import Cluster, Node
 from suika.core.errors import SpecError
 from suika.core.quota import checked_quota
-from suika.schedule.policies import load
+from suika.schedule.policies import parse_policy
 
 _FENCED_EXIT = 4
 _SWITCH_S = 0.001  # a thread that computes gives way after this: a thousand jobs' threads and the doors wait for it
@@ -83,7 +83,7 @@ class Daemon:
         pricing, launcher = world.pricing(cluster, self._decisions.compute), world.launcher(folder.absolute())
         clock = world.clock(folder)
         self.controller = Controller(
-            cluster, self.store, load(policy), pricing, launcher, clock, decide=self._decisions
+            cluster, self.store, parse_policy(policy), pricing, launcher, clock, decide=self._decisions
         )
         self.controller.state.quotas = self.accounts.quotas()
         self.roster = Roster(self.controller, pricing, self.store)

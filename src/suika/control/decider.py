@@ -16,7 +16,7 @@ from suika.core.decision import Decision, Reason
 from suika.core.policy import Policy
 from suika.core.snapshot import Snapshot
 from suika.schedule.cycle import Step, run_cycle
-from suika.schedule.policies import load
+from suika.schedule.policies import parse_policy
 
 _ASKED_FOR = ("suika.control.decider", "suika.control.pricing")  # modules
 
@@ -62,7 +62,7 @@ class DecisionProcess(ComputeProcess):
 @cache
 def _policy(name: str) -> Policy:
     """One object per process: its caches stay warm."""
-    return load(name)
+    return parse_policy(name)
 
 
 def _decided(policy: str, snapshot: Snapshot) -> Answer:

@@ -43,7 +43,7 @@ def preview_resize(
     shape = JobShape.of(spec)
     devices = assign(shape, old, layout, candidates, cluster)
     new = Plan.checked(layout, devices, spec.model, spec.global_batch, spec.sequence_length, cluster)
-    move = plan_move(shape, old, new, cluster)
+    move = plan_move(shape, old, new, cluster, chunk_bytes=pace_of(cluster).chunk_bytes)
     predicted = predict_move(shape, old, new, cluster, pace_of(cluster))
     return {
         "dry_run": True,

@@ -22,7 +22,7 @@ from suika.control.server import SocketServer
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError
 from suika.runtime.events import JobEvent
-from suika.schedule.policies import load
+from suika.schedule.policies import parse_policy
 
 TRAINER = ("suika.train.program",)
 
@@ -48,7 +48,7 @@ class Service:
         self.controller = Controller(
             cluster,
             MemoryStore(),
-            load(policy),
+            parse_policy(policy),
             EstimatedPricing(cluster, cores=len(os.sched_getaffinity(0))),
             LocalLauncher(self.backend, folder),
             time.time,

@@ -18,6 +18,7 @@ from suika.core.plan import Plan
 from suika.core.redeployment import Mode
 from suika.reshard.links import Links
 from suika.reshard.moveplan import MovePlan, plan_move
+from suika.reshard.predict import pace_of
 from suika.reshard.report import MoveReport
 from suika.runtime import groups as process_groups
 from suika.runtime import store as rendezvous
@@ -65,10 +66,6 @@ class Handover:
         same_plan = self._plan is None or message.get("digest", self._plan.digest) == self._plan.digest
         return message.get("generation") == self.number and same_plan
 
-    @property
-    def is_lean(self) -> bool:
-        return self._mode == "lean"
-
     # -- the preparing thread -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
@@ -85,7 +82,7 @@ class Handover:
         job, order = self._job, self._order
         old, new = Plan.from_dict(order["old"]), Plan.from_dict(order["new"])
         cluster = cluster_from_dict(order["cluster"])
-        plan = plan_move(job.shape, old, new, cluster)
+        plan = plan_move(job.shape, old, new, cluster, chunk_bytes=pace_of(cluster).chunk_bytes)
         watch = SocketWatch()
         store = rendezvous.join(**order["store"], timeout_s=_STORE_TIMEOUT_S)
         with self._lock:
@@ -178,7 +175,9 @@ class Handover:
             program.bind(buffers)
             program.load_records(header["records"])
 
-        return carriage.carry(ready, program.begin if self._order["weights_first"] else None)
+        # NCCL wants one order of launches on all ranks: while it carries the move the program's own groups stay idle.
+        first = self._order["weights_first"] and (self._way is None or self._way.wire != "nccl")
+        return carriage.carry(ready, program.begin if first else None)
 
     def _agree(self, carriage: Carriage, step: int | None) -> dict[str, Any]:
         """The old ranks' step and records, on every participant; raises unless all carry out the same move of it."""

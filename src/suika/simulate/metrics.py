@@ -123,5 +123,5 @@ def over_seeds(rows: Sequence[Mapping[str, float]]) -> dict[str, object]:
         for key in rows[0]:
             values = np.array([row[key] for row in rows], dtype=float)
             half = float(stats.t.ppf(0.975, len(rows) - 1) * values.std(ddof=1) / np.sqrt(len(rows)))
-            ci95[key] = [means[key] - half, means[key] + half]
+            ci95[key] = [float(values.mean()) - half, float(values.mean()) + half]
     return {**means, "ci95": ci95}

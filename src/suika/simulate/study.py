@@ -8,10 +8,9 @@ from typing import Any
 
 from suika.core.cluster import Cluster
 from suika.core.errors import SpecError
-from suika.core.policy import Policy
 from suika.core.quota import Quota, check_quotas
 from suika.core.snapshot import MoveCost
-from suika.schedule.policies import load as load_policy
+from suika.schedule.policies import parse_policy
 from suika.simulate.engine import Engine
 from suika.simulate.faults import faults
 from suika.simulate.metrics import lower_bound_avg_jct_s, numbers, over_seeds
@@ -125,21 +124,6 @@ def run(study: Study, progress: Callable[[str, int, int, int], None] | None = No
         "dirty_rows": [{"line": row.line, "reason": row.reason} for row in study.trace.dirty],
         "left_out": [{"place": row.line, "reason": row.reason} for row in workload.left_out],
     }, runs
-
-
-def parse_policy(text: str) -> Policy:
-    """`name` or `name:key=value,key=value`."""
-    name, _, rest = text.partition(":")
-    parameters: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, eq, value = part.partition("=")
-        try:
-            parameters[key] = float(value) if "." in value or "e" in value else int(value)
-        except ValueError:
-            raise SpecError("policy", text, f"'{part}' is not key=number", "write name:key=number,...") from None
-        if not eq:
-            raise SpecError("policy", text, f"'{part}' is not key=number")
-    return load_policy(name, **parameters)
 
 
 def parse_policies(text: str) -> tuple[str, ...]:

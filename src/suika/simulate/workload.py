@@ -99,7 +99,8 @@ def _job(
         model = traced.model
         models.curve(model)
     else:
-        fitting = sorted(name for name, known in counts.items() if known and known[0] <= traced.devices)
+        drawn = counts.keys() - models.by_name_only
+        fitting = sorted(name for name in drawn if counts[name] and counts[name][0] <= traced.devices)
         if not fitting:
             return None
         model = fitting[int(pick * len(fitting))]

@@ -43,3 +43,18 @@ def load(name: str, **parameters: Any) -> Policy:
         raise SpecError(f"policy.{name}", unknown, "unknown parameters", f"known: {', '.join(sorted(known)) or 'none'}")
     policy: Policy = made(**parameters)
     return policy
+
+
+def parse_policy(text: str) -> Policy:
+    """`name` or `name:key=value,key=value`."""
+    name, _, rest = text.partition(":")
+    parameters: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, eq, value = part.partition("=")
+        try:
+            parameters[key] = float(value) if "." in value or "e" in value else int(value)
+        except ValueError:
+            raise SpecError("policy", text, f"'{part}' is not key=number", "write name:key=number,...") from None
+        if not eq:
+            raise SpecError("policy", text, f"'{part}' is not key=number")
+    return load(name, **parameters)
