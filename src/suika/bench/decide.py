@@ -2,7 +2,7 @@
 
 A full cluster is run forward event by event: each sample is one arrival or one end, decided by the whole cycle
 (board, hulls, plans, placement, checks) from the state that the decisions before have led to. Smallest gangs add up
-to DEMAND times the devices, which leaves about a tenth of the jobs waiting; every job is elastic up to four times its
+to `demand` times the devices: how many jobs wait depends on it and on their number; every job is elastic up to four times its
 smallest gang and has a curve of its own, so that an arrival costs a new hull. Times are CPU seconds of the one thread
 (`time.process_time`), since the machine may be shared; the first, cold decision is reported apart.
 """
@@ -25,7 +25,6 @@ from suika.schedule.cycle import run_cycle
 from suika.schedule.policies import load
 from suika.simulate.moves import FlatMoves
 
-DEMAND = 0.35  # smallest gangs against devices: leaves about a tenth of the jobs waiting
 GANGS = np.array([1, 2, 4, 8, 16, 32])
 GANG_SHARE = np.array([0.18, 0.15, 0.19, 0.25, 0.12, 0.11])  # mean 8.9 devices
 
@@ -37,11 +36,12 @@ def run(
     samples: Annotated[int, typer.Option(help="Decisions to time.")] = 300,
     policy: Annotated[str, typer.Option(help="Policy to time.")] = "suika",
     move_cost: Annotated[float, typer.Option(help="Seconds per move.")] = 30.0,
+    demand: Annotated[float, typer.Option(min=0.01, max=10.0, help="Smallest gangs against devices.")] = 0.35,
     seed: Annotated[int, typer.Option(help="Seed of sizes, curves and lengths.")] = 0,
 ) -> dict[str, Any]:
     """Time whole scheduling decisions in a full cluster."""
     cluster = parse_cluster_shorthand(f"{nodes}x{devices_per_node}:H100")
-    floor = _Floor(cluster, jobs, move_cost, seed)
+    floor = _Floor(cluster, jobs, move_cost, demand, seed)
     chosen = load(policy)
     cold_s = floor.decide(chosen)
     for _ in range(20):  # until what a first decision leaves behind has settled
@@ -58,6 +58,7 @@ def run(
         "devices": cluster.num_devices,
         "jobs": jobs,
         "policy": policy,
+        "demand": demand,
         "samples": samples,
         "decision_ms": {
             "p50": float(np.percentile(taken_ms, 50)),
@@ -79,6 +80,7 @@ class _Floor:
     cluster: Cluster
     num_jobs: int
     move_cost_s: float
+    demand: float
     seed: int
 
     def __post_init__(self) -> None:
@@ -131,7 +133,7 @@ class _Floor:
         return sum(not job.devices for job in self.views.values()) / len(self.views)
 
     def _arrive(self) -> None:
-        scale = DEMAND * self.cluster.num_devices / self.num_jobs / float(GANGS @ GANG_SHARE)
+        scale = self.demand * self.cluster.num_devices / self.num_jobs / float(GANGS @ GANG_SHARE)
         gang = max(1, round(float(self.rng.choice(GANGS, p=GANG_SHARE)) * scale))
         curve = _curve(gang, self.cluster, float(self.rng.uniform(0.6, 0.95)), float(self.rng.lognormal(0, 0.5)))
         seconds = float(self.rng.lognormal(8.0, 1.2))
