@@ -2,9 +2,9 @@
 
 A full cluster is run forward event by event: each sample is one arrival or one end, decided by the whole cycle
 (board, hulls, plans, placement, checks) from the state that the decisions before have led to. Smallest gangs add up
-to `demand` times the devices: how many jobs wait depends on it and on their number; every job is elastic up to four times its
-smallest gang and has a curve of its own, so that an arrival costs a new hull. Times are CPU seconds of the one thread
-(`time.process_time`), since the machine may be shared; the first, cold decision is reported apart.
+to `demand` times the devices: how many jobs wait depends on it and on their number. Every job is elastic up to four
+times its smallest gang and has a curve of its own, so that an arrival costs a new hull. Times are CPU seconds of the
+one thread (`time.process_time`), since the machine may be shared; the first, cold decision is reported apart.
 """
 
 from __future__ import annotations

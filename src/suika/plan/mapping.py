@@ -9,6 +9,8 @@ import numpy as np
 from suika.core.layout import Layout
 from suika.plan.ordering import Fabric
 
+_NEVER = np.iinfo(np.int64).max
+
 
 def choose_nodes(
     shape: Sequence[int],
@@ -23,19 +25,22 @@ def choose_nodes(
     with the most devices of its own, then the tightest fit, then the first in walk order.
     """
     chosen: list[int] = []
-    taken = 0
+    taken, keyed = 0, -1
     big = int(available.max(initial=0)) + 1
     for part in shape:
-        evicted = np.maximum(part - (available - occupied), 0).astype(np.int64)
-        key = evicted * (big * big) + (available - part)
-        if own is not None:
-            key -= np.minimum(own, part) * big
-        key[available < part] = np.iinfo(np.int64).max
-        key[chosen] = np.iinfo(np.int64).max
+        if part != keyed:  # parts are mostly alike: their keys differ by who has been chosen
+            evicted = np.maximum(part - (available - occupied), 0).astype(np.int64)
+            key = evicted * (big * big) + (available - part)
+            if own is not None:
+                key -= np.minimum(own, part) * big
+            key[available < part] = _NEVER
+            key[chosen] = _NEVER
+            keyed = part
         node = int(key.argmin())
-        if key[node] == np.iinfo(np.int64).max:
+        if key[node] == _NEVER:
             return None
         chosen.append(node)
+        key[node] = _NEVER
         taken += int(evicted[node])
     return tuple(chosen), taken
 
