@@ -48,6 +48,7 @@ def test_a_killed_rank_is_noticed_and_the_job_goes_on_from_its_snapshot_on_what_
     sentence = live.events("victim", "job-recovering")[0]["data"]["sentence"]
     resumed = live.events("victim", "launched")[1]["data"]["resumed_step"]
     assert resumed >= 5, "a snapshot is due after each fifth step, and taken when the one before is on disk"
+    assert resumed in [event["data"]["step"] for event in live.events("victim", "snapshot")]
     assert 13 - resumed <= told["lost_steps"] <= 13
     assert device in sentence
     assert f"{told['lost_steps']} lost" in sentence

@@ -6,11 +6,11 @@ import os
 import pwd
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 from suika.agent.link import Message
 from suika.core.errors import require
+from suika.core.installed import TO_TRAIN, missing
 from suika.runtime import outside
 from suika.runtime.gang import COMMAND_ENTRY, HOLDER_ENTRY, RANK_ENTRY, STORE_ENTRY
 from suika.runtime.logs import MAX_BYTES, MAX_FILES
@@ -50,7 +50,7 @@ class Rules:
     user: User | None = None
     log_bytes: int = MAX_BYTES
     log_files: int = MAX_FILES
-    trains: bool = field(default_factory=lambda: find_spec("torch") is not None)
+    trains: bool = field(default_factory=lambda: not missing(TO_TRAIN))
 
     def refusal(self, order: Message) -> str | None:
         """Why a `fork` order is not carried out; None if it is."""
@@ -66,7 +66,7 @@ class Rules:
             return f"does not start {str(entry)[:80]}"
         if program is not None and program not in self.programs:
             return f"may not load {str(program)[:80]} (--program)"
-        return None if self.trains else "has no torch: it runs commands only; pip install 'suika[train]'"
+        return None if self.trains else "has no torch or no xxhash: it runs commands only; pip install 'suika[train]'"
 
     def completed(self, order: Message) -> Message:
         """The order with what this node knows better than its controller."""

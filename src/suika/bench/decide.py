@@ -22,7 +22,7 @@ from suika.core.job import JobState
 from suika.core.layout import Layout
 from suika.core.snapshot import JobView, Option, ScalingCurve, Snapshot
 from suika.schedule.cycle import run_cycle
-from suika.schedule.policies import load
+from suika.schedule.policies import parse_policy
 from suika.simulate.moves import FlatMoves
 
 GANGS = np.array([1, 2, 4, 8, 16, 32])
@@ -42,7 +42,7 @@ def run(
     """Time whole scheduling decisions in a full cluster."""
     cluster = parse_cluster_shorthand(f"{nodes}x{devices_per_node}:H100")
     floor = _Floor(cluster, jobs, move_cost, demand, seed)
-    chosen = load(policy)
+    chosen = parse_policy(policy)
     cold_s = floor.decide(chosen)
     for _ in range(20):  # until what a first decision leaves behind has settled
         floor.event()

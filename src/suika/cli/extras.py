@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from suika.cli.ask import FAILED
 from suika.cli.output import note
+from suika.core.installed import TO_TRAIN, missing
 
 MODULES = {
-    "train": ("torch", "xxhash"),
+    "train": TO_TRAIN,
     "server": (
         *("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx"),
         *("sse_starlette", "prometheus_client", "websockets"),
@@ -21,8 +21,8 @@ MODULES = {
 def need(command: str, *extras: str, also: Sequence[str] = ()) -> None:
     """Exit with the fix unless the modules of `extras` are installed; `also` those that only this command needs."""
     wanted = [*(module for extra in extras for module in MODULES[extra]), *also]
-    missing = [module for module in wanted if find_spec(module) is None]
-    if missing:
+    lacks = missing(wanted)
+    if lacks:
         names = ",".join(extras)
-        note(f"suika {command} needs {', '.join(missing)}: pip install 'suika[{names}]'")
+        note(f"suika {command} needs {', '.join(lacks)}: pip install 'suika[{names}]'")
         sys.exit(FAILED)

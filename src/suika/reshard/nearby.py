@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from suika.reshard.bits import copied as copied_exactly
+from suika.reshard.bits import copied
 from suika.reshard.buffers import Make, Part, Side, allocate, boxes
 from suika.reshard.modes import adoptions
 from suika.reshard.moveplan import MovePlan
@@ -71,18 +71,18 @@ class Nearby:
 
     def read(self, hop: int, owner: int, wanted: Iterable[Part], target: Side) -> tuple[int, int, str]:
         """Copy one message from its owner's memory; (bytes copied, bytes adopted, what went wrong or nothing)."""
-        source, copied, adopted = self.sides[hop, owner], 0, 0
+        source, num_copied, num_adopted = self.sides[hop, owner], 0, 0
         for _, _, _, cell, low, high in wanted:
             if target.buffer_of(cell) in self.adopted:
-                adopted += high - low
+                num_adopted += high - low
                 continue
             there, here = source.view(cell), target.view(cell)
             for box in boxes(cell, low, high):
                 want, got = there[box.slices], here[box.slices]
-                if not copied_exactly(got, want):
-                    return copied, adopted, f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
-            copied += high - low
-        return copied, adopted, ""
+                if not copied(got, want):
+                    return num_copied, num_adopted, f"{cell.key.kind} of {cell.key.tensor}{cell.box} was copied wrongly"
+            num_copied += high - low
+        return num_copied, num_adopted, ""
 
     def _map(self) -> None:
         """Map now what will be read or compared. A neighbour without memory shows nothing: `Mover.agree` will tell."""

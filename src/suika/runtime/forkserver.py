@@ -14,9 +14,9 @@ import importlib
 import os
 import socket
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from suika.core.installed import TO_TRAIN, missing
 from suika.runtime.descendants import adopt_orphans
 from suika.runtime.hub import Hub
 from suika.runtime.messages import listen
@@ -42,7 +42,7 @@ def run_at(path: Path, preload: Sequence[str], hub_of: Callable[[socket.socket],
     _lead_session()
     listener = listen(path)
     try:
-        for module in (*PRELOAD, *preload) if find_spec("torch") else WITHOUT_TORCH:
+        for module in (*PRELOAD, *preload) if not missing(TO_TRAIN) else WITHOUT_TORCH:
             importlib.import_module(module)
         gc.freeze()  # what was imported stays shared: a child's collections neither scan nor copy it
         hub_of(listener).run()

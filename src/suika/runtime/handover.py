@@ -164,8 +164,9 @@ class Handover:
 
     def _move(self, step: int | None) -> MoveReport:
         """Weights, then the rest; with `weights_first` the new program computes its next step's gradients meanwhile."""
-        new, carriage = self.new, self._carriage
+        new, carriage, way = self.new, self._carriage, self._way
         assert carriage is not None, "entered before it was prepared"
+        assert way is not None
         header = self._agree(carriage, step)
         if new is None:
             return carriage.carry(None, None)
@@ -176,7 +177,7 @@ class Handover:
             program.load_records(header["records"])
 
         # NCCL wants one order of launches on all ranks: while it carries the move the program's own groups stay idle.
-        first = self._order["weights_first"] and (self._way is None or self._way.wire != "nccl")
+        first = self._order["weights_first"] and way.wire != "nccl"
         return carriage.carry(ready, program.begin if first else None)
 
     def _agree(self, carriage: Carriage, step: int | None) -> dict[str, Any]:

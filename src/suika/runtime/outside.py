@@ -21,10 +21,10 @@ import socket
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 from suika.core.environment import Environment
+from suika.core.installed import TO_TRAIN, missing
 from suika.runtime import container
 from suika.runtime.command import base_variables
 from suika.runtime.messages import Channel
@@ -67,8 +67,8 @@ def check(wanted: str, contained: bool) -> None:
         sys.exit(f"the container {problem}")
     if (found := version("suika")) != wanted:
         sys.exit(f"{sys.executable} has Suika {found}; the controller has {wanted}: install that")
-    if find_spec("torch") is None:
-        sys.exit(f"{sys.executable} has no torch: pip install 'suika[train]' there")
+    if lacks := missing(TO_TRAIN):
+        sys.exit(f"{sys.executable} has no {', '.join(lacks)}: pip install 'suika[train]' there")
 
 
 def main() -> None:

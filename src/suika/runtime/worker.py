@@ -188,11 +188,13 @@ class Rank:
 
     def _train(self) -> None:
         """Step until the job ends or this rank leaves it."""
-        steps = self._job.spec.steps
+        steps, every = self._job.spec.steps, self._job.spec.snapshot_every_steps
         while (live := self._live) is not None:
             if live.program.records()["steps_done"] >= steps:
                 self._end(live, Outcome.FINISHED)
                 continue
+            if every and (live.program.records()["steps_done"] + 1) % every == 0:
+                self._wants_save = True  # due after the step that comes
             step = partial(live.program.step, self._votes(live))
             result, sample = self._profiler_of(live).step(step, self._beside)
             self._report(live, result)
@@ -227,10 +229,8 @@ class Rank:
 
     def _votes(self, live: Generation) -> tuple[float, ...]:
         """Of the step that comes: cut, stop, save a snapshot, busy with the one before, copy into memory."""
-        handover, every = self._handover, self._job.spec.snapshot_every_steps
+        handover = self._handover
         cut = handover is not None and handover.wants_cut
-        if every and (live.program.records()["steps_done"] + 1) % every == 0:
-            self._wants_save = True
         votes = cut, self._wants_stop, self._wants_save, self._saver.is_writing, self._copier.wants(live)
         return tuple(map(float, votes))
 

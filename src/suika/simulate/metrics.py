@@ -123,5 +123,6 @@ def over_seeds(rows: Sequence[Mapping[str, float]]) -> dict[str, object]:
         for key in rows[0]:
             values = np.array([row[key] for row in rows], dtype=float)
             half = float(stats.t.ppf(0.975, len(rows) - 1) * values.std(ddof=1) / np.sqrt(len(rows)))
-            ci95[key] = [float(values.mean()) - half, float(values.mean()) + half]
+            mean = float(values.mean())
+            ci95[key] = [mean - half, mean + half]
     return {**means, "ci95": ci95}
