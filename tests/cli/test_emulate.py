@@ -12,6 +12,7 @@ import pytest
 from suika.agent import program, rules
 from suika.cli.ask import NO_CLUSTER
 from suika.cli.emulate import act_out
+from suika.core import installed
 from suika.runtime.gang import COMMAND_ENTRY, RANK_ENTRY
 
 
@@ -29,7 +30,7 @@ def test_what_emulated_agents_start_without_torch(tmp_path: Path, monkeypatch: p
         def stop(self) -> None:
             pass
 
-    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
     monkeypatch.setattr(program, "Agent", Agent)
     monkeypatch.setattr(threading, "stack_size", lambda size: None)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
