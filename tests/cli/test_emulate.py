@@ -30,7 +30,8 @@ def test_what_emulated_agents_start_without_torch(tmp_path: Path, monkeypatch: p
         def stop(self) -> None:
             pass
 
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    find = installed.find_spec
+    monkeypatch.setattr(installed, "find_spec", lambda name: None if name in installed.TO_TRAIN else find(name))
     monkeypatch.setattr(program, "Agent", Agent)
     monkeypatch.setattr(threading, "stack_size", lambda size: None)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
